@@ -1,0 +1,5 @@
+import sys
+
+from asfedbridge.cli import main
+
+sys.exit(main())

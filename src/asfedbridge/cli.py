@@ -1,0 +1,192 @@
+"""The command line. Only what a command needs is imported, when it runs: help must not wait for torch."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from asfedbridge import __version__
+from asfedbridge.core.errors import BadInput, Diverged
+
+DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, not the whole usage."""
+        raise BadInput(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="asfedbridge",
+        description="Federated learning for mixed fleets of artificial and spiking neural networks.",
+        epilog="Start with: asfedbridge run",
+    )
+    parser.add_argument("--version", action="version", version=f"asfedbridge {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    run = commands.add_parser(
+        "run",
+        help="train a federation (without arguments: the quick start)",
+        epilog="example: asfedbridge run cpu data=npz:mine.npz method=fedavg rounds=20 --out runs/mine",
+    )
+    run.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE", help="what to run, then changes to it")
+    run.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: a new one below runs/)")
+    run.add_argument("--engine", choices=["local"], default="local", help="where clients run (default: this process)")
+    run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    run.add_argument("--json", action="store_true", help="print the summary as JSON on stdout")
+    _add_data_root(run)
+
+    show = commands.add_parser("show", help="print a full specification as TOML, ready to edit and run")
+    show.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE")
+
+    lists = commands.add_parser("list", help="what there is to choose from")
+    lists.add_argument("topic", choices=["methods", "models", "data", "recipes"])
+    _add_data_root(lists)
+
+    data = commands.add_parser("data", help="list, fetch or check data sets")
+    actions = data.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    for action, text in (
+        ("list", "data sets and whether they are here"),
+        ("fetch", "download, verify and unpack a data set"),
+        ("check", "verify a data set's files"),
+    ):
+        sub = actions.add_parser(action, help=text)
+        if action != "list":
+            sub.add_argument("name", metavar="NAME")
+        _add_data_root(sub)
+
+    report = commands.add_parser("report", help="compare finished runs in one table")
+    report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of them")
+    report.add_argument("--markdown", action="store_true", help="print Markdown")
+    report.add_argument("--json", action="store_true", help="print the summaries as JSON")
+    return parser
+
+
+def _add_data_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-root", metavar="DIR", help="folder of downloaded data (default: $ASFEDBRIDGE_DATA, else the cache)"
+    )
+
+
+def resolve(words: Sequence[str]) -> Any:
+    """A specification from the words of the command line: a recipe or a file, then key=value changes."""
+    from asfedbridge.experiments.recipes import RECIPES, quickstart
+    from asfedbridge.experiments.spec import apply_overrides, from_table
+    from asfedbridge.experiments.toml import parse_assignment, read_toml
+
+    named = [w for w in words if "=" not in w]
+    overrides = dict(parse_assignment(w) for w in words if "=" in w)
+    if len(named) > 1:
+        raise BadInput(f"give one recipe or file, not {len(named)}: {' '.join(named)}")
+    name = named[0] if named else "quickstart"
+    if name.endswith(".toml"):
+        return apply_overrides(from_table(read_toml(Path(name)), quickstart()), overrides)
+    if name not in RECIPES:
+        from asfedbridge.core.errors import nearest
+
+        raise BadInput(f"'{name}' is no recipe and no .toml file{nearest(name, RECIPES)}")
+    method = overrides.get("method", "as-fedbridge")
+    return apply_overrides(RECIPES[name](method if isinstance(method, str) else "as-fedbridge"), overrides)
+
+
+def command_run(args: argparse.Namespace) -> int:
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.recipes import quickstart
+    from asfedbridge.experiments.run import execute
+    from asfedbridge.experiments.store import read_spec
+    from asfedbridge.report.progress import Progress
+    from asfedbridge.report.tables import client_rows, render_text, run_rows
+
+    if args.resume and args.out is None:
+        raise BadInput("--resume needs --out DIR, the folder of the run to go on with")
+    spec = None
+    if args.resume and not args.what:
+        spec = read_spec(args.out, base=quickstart())
+    spec = spec or resolve(args.what)
+    out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        summary = execute(spec, out, data_root(args.data_root), Progress(), args.resume)
+    except KeyboardInterrupt:
+        kept = (out / "checkpoint").is_dir()
+        how = f"go on with: asfedbridge run --resume --out {out}" if kept else "no round was complete yet"
+        print(f"\ninterrupted; {how}", file=sys.stderr)
+        return INTERRUPTED
+    table = f"\n{render_text(client_rows(summary))}\n\n{render_text(run_rows([summary]))}\n\nrun folder: {out}"
+    print(table, file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(summary))
+    return DONE
+
+
+def command_show(args: argparse.Namespace) -> int:
+    from asfedbridge.experiments.toml import write_toml
+
+    print(write_toml(resolve(args.what)), end="")
+    return DONE
+
+
+def command_list(args: argparse.Namespace) -> int:
+    from asfedbridge.report.listings import list_topic
+
+    print(list_topic(args.topic, args.data_root))
+    return DONE
+
+
+def command_data(args: argparse.Namespace) -> int:
+    from asfedbridge.data import sources
+    from asfedbridge.data.fetch import fetch
+    from asfedbridge.report.listings import download_bar, list_topic
+
+    if args.action == "list":
+        print(list_topic("data", args.data_root))
+        return DONE
+    root = sources.data_root(args.data_root)
+    if args.action == "fetch":
+        fetch(args.name, root, download_bar(sys.stderr))
+    print("\n".join(sources.check(args.name, root)))
+    return DONE
+
+
+def command_report(args: argparse.Namespace) -> int:
+    from asfedbridge.report.tables import find_summaries, render_markdown, render_text, run_rows
+
+    summaries = find_summaries(args.folders)
+    if args.json:
+        print(json.dumps(summaries))
+    else:
+        print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
+    return DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = build_parser().parse_args(argv)
+        return int(globals()[f"command_{args.command}"](args))
+    except BadInput as error:
+        print(f"asfedbridge: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except Diverged as error:
+        print(f"asfedbridge: {error}; the checkpoint before it is good", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Words, formulas and rules: torch and numpy only, no files."""

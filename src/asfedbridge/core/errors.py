@@ -1,0 +1,20 @@
+"""The two ways a run ends early that are nobody's bug."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(ValueError):
+    """What the user gave cannot be used: one line naming the field, the value and the fix; exit code 2."""
+
+
+class Diverged(ArithmeticError):
+    """NaN or infinity appeared in training or in a payload; the message names client, round and stage."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: what the user may have meant, and what there is."""
+    known = sorted(known)
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    meant = f"; did you mean '{match[0]}'?" if match else ";"
+    return f"{meant} known: {', '.join(known)}"

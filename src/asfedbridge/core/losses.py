@@ -1,0 +1,50 @@
+"""Every loss of the paper, once. Logits carry their shape: T steps, B examples, C classes.
+
+An ANN is the case T = 1; a mean over T is taken only where a formula says so.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TET_REFERENCE = 1.0  # V_tet: the constant of Deng et al. (ICLR 2022), equal to the firing threshold there
+
+
+def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BC, y_B)
+
+
+def tet(logits_TBC: Tensor, y_B: Tensor, weight: float, reference: float = TET_REFERENCE) -> Tensor:
+    """Temporal efficient training: every step is supervised on its own, and held near ``reference``.
+
+    (1/T) sum_t [(1 - weight) CE(Z^t, y) + weight MSE(Z^t, reference)], Deng et al., ICLR 2022.
+    """
+    steps = logits_TBC.shape[0]
+    ce = F.cross_entropy(logits_TBC.flatten(0, 1), y_B.repeat(steps))
+    return (1 - weight) * ce + weight * (logits_TBC - reference).square().mean()
+
+
+def distillation(student_BC: Tensor, teacher_BC: Tensor, temperature: float) -> Tensor:
+    """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)): sum over classes, mean over the batch.
+
+    No gradient reaches the teacher.
+    """
+    student = F.log_softmax(student_BC / temperature, dim=1)
+    teacher = F.log_softmax(teacher_BC.detach() / temperature, dim=1)
+    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+def smooth_with_noise(logits_BC: Tensor, strength: float, noise_BC: Tensor) -> Tensor:
+    """Centred noise-smoothed logits (NLD, Liu et al., AAAI 2026): Z + strength * sg(std over classes) * noise.
+
+    ``noise_BC`` is standard normal and fresh for every batch; the deviation is the unbiased one.
+    """
+    scale_B1 = logits_BC.detach().std(dim=1, keepdim=True)
+    return logits_BC + strength * scale_B1 * noise_BC
+
+
+def squared_distance(tensors: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
+    """||w - w_anchor||^2 summed over all tensors; the caller brings the factor (FedProx has mu / 2)."""
+    return torch.stack([(w - anchor).square().sum() for w, anchor in zip(tensors, anchors, strict=True)]).sum()

@@ -1,0 +1,255 @@
+"""The words every layer speaks: Task, ClientInfo, Round, Output, Upload, Client, Method."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core import schedules, seeds
+from asfedbridge.core.payload import Payload, Shapes, clone
+
+Kind = Literal["ann", "snn"]
+Point = Literal["received", "trained"]  # after the download, after local training
+
+
+class Output(NamedTuple):
+    """What every backbone returns; T == 1 for an ANN."""
+
+    logits_TBC: Tensor
+    feature_TBD: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """Mean over the time steps: what predicts."""
+        return self.logits_TBC.mean(dim=0)
+
+    @property
+    def feature(self) -> Tensor:
+        """Mean over the time steps: an SNN's firing rates, an ANN's feature."""
+        return self.feature_TBD.mean(dim=0)
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """Constants of the leaky integrate-and-fire neuron: u <- decay * v + input, spike when u >= threshold."""
+
+    decay: float = 0.5
+    threshold: float = 1.0
+    surrogate: Literal["triangle", "rectangle", "sigmoid", "atan"] = "triangle"
+    sharpness: float = 1.0  # triangle: half base gamma; rectangle: half width; sigmoid, atan: alpha
+    detach_reset: bool = False
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """SGD with momentum, cosine decay over rounds; biases and normalisation parameters are never decayed."""
+
+    lr_ann: float = 0.05
+    lr_snn: float = 0.1
+    weight_decay_ann: float = 1e-4
+    weight_decay_snn: float = 5e-4
+    momentum: float = 0.9
+
+    def rate(self, kind: Kind) -> float:
+        return self.lr_snn if kind == "snn" else self.lr_ann
+
+    def decay(self, kind: Kind) -> float:
+        return self.weight_decay_snn if kind == "snn" else self.weight_decay_ann
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all participants of a run agree on, whatever the method."""
+
+    classes: int
+    channels: int
+    image_size: int
+    seed: int = 42
+    rounds: int = 100
+    epochs: int = 5  # of the private backbone, per round
+    batch_size: int = 256
+    feature_dim: int = 256
+    projector: Literal["linear", "identity"] = "linear"
+    snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
+    neuron: Neuron = field(default_factory=Neuron)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server may know of a client."""
+
+    id: int
+    kind: Kind
+    model: str
+    width: float = 1.0
+    T: int = 1  # time steps; 1 for an ANN
+    train_size: int = 0
+    test_size: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"client {self.id} ({self.model}@{self.width:g}:{self.kind})"
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where we are: ``index`` counts from 0; ``index == total`` is the closing visit (receive, no training)."""
+
+    index: int
+    total: int
+
+    @property
+    def closing(self) -> bool:
+        return self.index >= self.total
+
+    def cosine(self, start: float) -> float:
+        return schedules.cosine(start, self.index, self.total)
+
+    def ramp(self, ends: schedules.Ramp) -> float:
+        return schedules.ramp(ends, self.index, self.total)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What leaves a client: the payload for the server, and the numbers the client chose to report."""
+
+    payload: Payload = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Shard(Protocol):
+    """One client's data, as far as a method needs it."""
+
+    @property
+    def train_size(self) -> int: ...
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+Watch = Callable[[str, int, int, dict[str, float]], None]  # stage, epoch, epochs, losses
+
+
+class Client:
+    """The private side: models, momentum and data. ``state_dict()`` is all that survives between rounds."""
+
+    def __init__(
+        self, info: ClientInfo, task: Task, backbone: nn.Module, shard: Shard, device: torch.device | str = "cpu"
+    ) -> None:
+        self.info = info
+        self.task = task
+        self.shard = shard
+        self.device = torch.device(device)
+        self.modules: dict[str, nn.Module] = {}
+        self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
+        self.watch: Watch | None = None
+        self.evaluated: dict[str, tuple[object, dict[str, float]]] = {}  # the engine's cache, not part of the state
+        self.add("backbone", backbone)
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.modules["backbone"]
+
+    def add(self, name: str, module: nn.Module) -> None:
+        self.modules[name] = module.to(self.device)
+
+    def generator(self, rnd: Round, stage: str) -> torch.Generator:
+        return seeds.generator(self.task.seed, "client", self.info.id, "round", rnd.index, stage)
+
+    def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled, augmented epoch; the short last batch is kept."""
+        for x, y in self.shard.batches(self.task.batch_size, generator):
+            yield self.place(x), y.to(self.device)
+
+    def place(self, x_BCHW: Tensor) -> Tensor:
+        """Where and how the models want their input."""
+        return x_BCHW.to(self.device).contiguous(memory_format=torch.channels_last)
+
+    def state_dict(self) -> Payload:
+        """Everything private, flat, as copies on the CPU."""
+        state: Payload = {}
+        for name, module in self.modules.items():
+            state |= {f"module/{name}/{key}": t for key, t in module.state_dict().items()}
+        for name, buffers in self.momentum.items():
+            state |= {f"momentum/{name}/{key}": t for key, t in buffers.items()}
+        return clone(state)
+
+    def load_state_dict(self, state: Payload) -> None:
+        self.momentum = {}
+        modules: dict[str, Payload] = {name: {} for name in self.modules}
+        for key, tensor in state.items():
+            part, name, rest = key.split("/", 2)
+            if part == "module":
+                modules[name][rest] = tensor
+            else:
+                self.momentum.setdefault(name, {})[rest] = tensor.to(self.device, copy=True)
+        for name, tensors in modules.items():
+            self.modules[name].load_state_dict(tensors)
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """What is exchanged and how clients learn from it.
+
+    The fields of a subclass are its hyper-parameters. An instance remembers nothing: client memory is in
+    ``client``, server memory is the payload ``state``.
+    """
+
+    name: ClassVar[str]
+    reports: ClassVar[Point] = "trained"  # the evaluation point that tables show
+
+    def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        """Raise BadInput in one line when this fleet has no valid mapping; called before anything is built."""
+
+    @abstractmethod
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        """Names and shapes of all that may leave this client."""
+
+    @abstractmethod
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        """Names and shapes of all that is sent to this client."""
+
+    def client_init(self, client: Client) -> None:
+        """Add private modules to a new client."""
+
+    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
+        """Take in what the server sent."""
+
+    @abstractmethod
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        """Train, and say what leaves."""
+
+    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Auxiliary predictors (logits of a batch) that the engine evaluates beside the backbone, e.g. the Bridge."""
+        return {}
+
+    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
+        return {}
+
+    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+        return {}
+
+    def server_round(
+        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
+    ) -> Payload:
+        """The next state from the uploads of ``clients`` (this round's participants, in id order)."""
+        return state
+
+
+METHODS: dict[str, type[Method]] = {}
+
+
+def register(name: str) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make a method known under ``name`` to command line, recipes and conformance suite."""
+
+    def enter(cls: type[Method]) -> type[Method]:
+        if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
+            raise ValueError(f"two methods are called '{name}'")
+        cls.name = name
+        METHODS[name] = cls
+        return cls
+
+    return enter

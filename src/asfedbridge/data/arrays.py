@@ -1,0 +1,124 @@
+"""Image sets in one NumPy archive: `npz:PATH` with x_train, y_train, x_test, y_test and perhaps classes."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.data.dataset import Dataset, assemble
+
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def load_npz(name: str, path: Path, image_size: int) -> Dataset:
+    arrays = read_arrays(path)
+    halves = {}
+    for half in ("train", "test"):
+        x, y = images(path, f"x_{half}", arrays[f"x_{half}"]), labels(path, f"y_{half}", arrays[f"y_{half}"])
+        if len(x) != len(y):
+            raise BadInput(
+                f"{path}: x_{half} has {len(x)} images but y_{half} {len(y)} labels: store one label per image"
+            )
+        halves[half] = (x, y)
+    classes = class_names(path, arrays.get("classes"), halves["train"][1], halves["test"][1])
+    return assemble(name, halves["train"], halves["test"], classes, "crop+flip", image_size)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The required arrays and, if there, `classes`; nothing in the file is ever unpickled."""
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file: give npz:PATH of an archive written by numpy.savez")
+    try:
+        # Opened here: np.load leaves a file it opened itself open when the zip directory is broken.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise BadInput(f"{path}: a single .npy array: store {', '.join(KEYS)} with numpy.savez")
+            for key in KEYS:
+                if key not in archive.files:
+                    found = ", ".join(archive.files) or "nothing"
+                    raise BadInput(f"{path}: array {key} is missing (found: {found}): store {', '.join(KEYS)}")
+            return {key: read_array(path, archive, key) for key in (*KEYS, "classes") if key in archive.files}
+    except BadInput:
+        raise
+    except UNREADABLE as error:
+        raise BadInput(f"{path}: not a readable npz archive ({brief(error)}): copy or write it again") from error
+
+
+def read_array(path: Path, archive: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    try:
+        return archive[key]
+    except UNREADABLE as error:
+        raise BadInput(f"{path}: array {key} cannot be read ({brief(error)}): write the file again") from error
+
+
+def images(path: Path, key: str, x: np.ndarray) -> Tensor:
+    """uint8 [N, H, W, C] or [N, H, W] as a [N, C, H, W] view."""
+    if x.dtype != np.uint8:
+        bad = x.dtype.kind == "f" and not np.isfinite(x).all()
+        what = f"{x.dtype} with NaN or infinity" if bad else str(x.dtype)
+        raise BadInput(f"{path}: {key} is {what}: convert the pixels to uint8 0..255")
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4:
+        raise BadInput(f"{path}: {key} has shape {x.shape}: store images as [N, H, W, C] or grey [N, H, W]")
+    if x.size == 0:
+        raise BadInput(f"{path}: {key} is empty, shape {x.shape}: store at least one image of every class")
+    if x.shape[1] < 8 and x.shape[2] == x.shape[3]:
+        raise BadInput(f"{path}: {key} has shape {x.shape}, which looks channels-first: transpose it to [N, H, W, C]")
+    return torch.from_numpy(x).permute(0, 3, 1, 2)
+
+
+def labels(path: Path, key: str, y: np.ndarray) -> Tensor:
+    if y.dtype.kind not in "iu":
+        raise BadInput(f"{path}: {key} is {y.dtype}: store labels as integers counted from 0")
+    if y.ndim != 1:
+        raise BadInput(f"{path}: {key} has shape {y.shape}: store one label per image, shape [N]")
+    if y.size == 0:
+        raise BadInput(f"{path}: {key} is empty: store at least one example of every class")
+    if y.min() < 0:
+        raise BadInput(f"{path}: {key} holds the negative label {y.min()}: count classes from 0")
+    if y.max() > np.iinfo(np.int32).max:
+        raise BadInput(f"{path}: {key} holds the label {y.max()}: count classes from 0 without gaps")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def class_names(path: Path, given: np.ndarray | None, y_train: Tensor, y_test: Tensor) -> tuple[str, ...]:
+    """The names given, or the numbers 0..max; every class must have a training and a test example."""
+    highest = max(int(y_train.max()), int(y_test.max()))
+    count = highest + 1
+    if given is not None:
+        if given.ndim != 1 or given.dtype.kind not in "USiu":
+            raise BadInput(f"{path}: classes is {given.dtype} of shape {given.shape}: store a list of names")
+        count = len(given)
+        if highest >= count:
+            raise BadInput(
+                f"{path}: label {highest} is out of range for the {count} names in classes: store one per label"
+            )
+    if count < 2:
+        raise BadInput(f"{path}: only {count} class: store at least two")
+    for half, y in (("training", y_train), ("test", y_test)):
+        # Compared with the labels present, not counted up to `count`: a stray huge label must not fill memory.
+        present = torch.unique(y)
+        gaps = torch.nonzero(present != torch.arange(len(present)))
+        missing = int(gaps[0]) if len(gaps) else len(present)
+        if missing < count:
+            raise BadInput(f"{path}: class {missing} of {count} has no {half} example: add one or renumber the labels")
+    if given is None:
+        return tuple(str(label) for label in range(count))
+    names = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in given.tolist())
+    repeated = next((n for n in names if names.count(n) > 1), None)
+    if repeated is not None:
+        raise BadInput(f"{path}: classes names {repeated!r} twice: give every class its own name")
+    return names
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error's text, for messages that must stay on one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

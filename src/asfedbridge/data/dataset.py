@@ -1,0 +1,135 @@
+"""A labelled image set in memory, and the checks every set passes whatever file it came from."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from asfedbridge.core.errors import BadInput
+
+SMALLEST, LARGEST = 8, 64
+STD_FLOOR = 1e-3  # a channel that never varies must not divide by zero
+CHUNK = 1024  # images resized at once: bounds the float copies
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    name: str  # as the user wrote it
+    x_train: Tensor  # uint8 [N, C, H, W]
+    y_train: Tensor  # int64 [N]
+    x_test: Tensor
+    y_test: Tensor
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+    augment: str  # the source's default: "crop", "crop+flip" or "none"
+
+    @property
+    def channels(self) -> int:
+        return int(self.x_train.shape[1])
+
+    @property
+    def height(self) -> int:
+        return int(self.x_train.shape[2])
+
+    @property
+    def width(self) -> int:
+        return int(self.x_train.shape[3])
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the four arrays and their shapes: two sets agree exactly when their data do."""
+        digest = hashlib.sha256()
+        for array in (self.x_train, self.y_train, self.x_test, self.y_test):
+            digest.update(repr(tuple(array.shape)).encode())
+            digest.update(array.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def resize(x: Tensor, size: int) -> Tensor:
+    """Cut the central square out of uint8 [N, C, H, W] and scale it, antialiased, to size x size."""
+    height, width = x.shape[2:]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    x = x[:, :, top : top + side, left : left + side]
+    if side == size:
+        return x.contiguous()
+    out = torch.empty((len(x), x.shape[1], size, size), dtype=torch.uint8)
+    for start in range(0, len(x), CHUNK):
+        scaled = F.interpolate(x[start : start + CHUNK].float(), (size, size), mode="bilinear", antialias=True)
+        out[start : start + CHUNK] = scaled.round_().clamp_(0, 255)
+    return out
+
+
+def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of pixels in [0, 1], exact: from the histogram of the 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in range(x.shape[1]):
+        share = torch.bincount(x[:, channel].reshape(-1), minlength=256).double()
+        share /= share.sum()
+        mean = (share * values).sum()
+        means.append(mean.item())
+        stds.append(max((share * (values - mean) ** 2).sum().sqrt().item(), STD_FLOOR))
+    return tuple(means), tuple(stds)
+
+
+def check_image_size(size: int) -> None:
+    if size != 0 and not SMALLEST <= size <= LARGEST:
+        raise BadInput(f"image_size={size}: give 0 (as stored) or {SMALLEST} to {LARGEST} pixels")
+
+
+def check_shape(what: str, height: int, width: int) -> None:
+    if height != width:
+        raise BadInput(f"{what}: {height}x{width} pixels, not square: give image_size=N to crop and resize")
+    if not SMALLEST <= height <= LARGEST:
+        limits = f"outside {SMALLEST} to {LARGEST}"
+        raise BadInput(f"{what}: {height}x{width} pixels, {limits}: give image_size=N to resize them")
+
+
+def assemble(
+    name: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    classes: tuple[str, ...],
+    augment: str,
+    image_size: int,
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+) -> Dataset:
+    """Resize, check and wrap the two halves; `statistics` (mean, std) are measured on the training pixels if absent."""
+    (x_train, y_train), (x_test, y_test) = train, test
+    if image_size:
+        x_train, x_test = resize(x_train, image_size), resize(x_test, image_size)
+    if x_train.shape[1] != x_test.shape[1]:
+        counts = f"{x_train.shape[1]} channels, test images {x_test.shape[1]}"
+        raise BadInput(f"{name}: training images have {counts}: store both alike")
+    check_shape(f"{name}: training images", *x_train.shape[2:])
+    check_shape(f"{name}: test images", *x_test.shape[2:])
+    if x_train.shape[2:] != x_test.shape[2:]:
+        sizes = f"{x_train.shape[2]} pixels wide, test images {x_test.shape[2]}"
+        raise BadInput(f"{name}: training images are {sizes}: give image_size=N to resize them")
+    mean, std = statistics or measure(x_train)
+    return Dataset(name, x_train.contiguous(), y_train, x_test.contiguous(), y_test, classes, mean, std, augment)
+
+
+def take_per_class(data: Dataset, train: int, test: int) -> Dataset:
+    """Only the first so many examples of each class, in their order; 0 keeps all."""
+    for field, count, labels in (("train_per_class", train, data.y_train), ("test_per_class", test, data.y_test)):
+        smallest = int(torch.bincount(labels, minlength=len(data.classes)).min())
+        if count > smallest:
+            raise BadInput(f"{field}={count}: {data.name} has a class of only {smallest}; give at most that, or 0")
+    keep_train, keep_test = (_first(y, n, len(data.classes)) for y, n in ((data.y_train, train), (data.y_test, test)))
+    return replace(
+        data,
+        x_train=data.x_train[keep_train],
+        y_train=data.y_train[keep_train],
+        x_test=data.x_test[keep_test],
+        y_test=data.y_test[keep_test],
+    )
+
+
+def _first(labels: Tensor, count: int, classes: int) -> Tensor:
+    if count == 0:
+        return torch.arange(len(labels))
+    return torch.cat([torch.where(labels == c)[0][:count] for c in range(classes)]).sort().values

@@ -1,0 +1,144 @@
+"""Downloading the published archives: resumable, verified, and usable without a network once the archive is there."""
+
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.data.cifar import RELEASES, Release, state
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
+
+CHUNK = 1 << 20
+TIMEOUT = 60.0  # seconds without a byte
+RANGE_NOT_SATISFIABLE = 416
+
+
+def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: None) -> Path:
+    """Bring the set's files into `root` and return their folder; whatever is already there and good is kept.
+
+    An archive put into `root` by hand is used as it is, without network.
+    """
+    if name not in RELEASES:
+        raise BadInput(
+            f"data {name!r} cannot be fetched: choose from {', '.join(RELEASES)}; other sets need no download"
+        )
+    release = RELEASES[name]
+    folder, archive = root / release.folder, root / release.archive
+    wanted = {file: md5 for file, md5 in release.files.items() if state(folder / file, md5) != "good"}
+    if not wanted:
+        return folder
+    with _disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not archive.exists():
+        part = archive.with_name(archive.name + ".part")
+        download(release, part, archive, progress)
+        _verify(release, part)
+        with _disk(archive):
+            os.replace(part, archive)
+    else:
+        _verify(release, archive)
+    extract(archive, folder, wanted)
+    return folder
+
+
+def download(release: Release, part: Path, archive: Path, progress: Progress) -> None:
+    """Append to `part` until it is the whole archive; a broken connection leaves it to be resumed."""
+    try:
+        try:
+            _transfer(release, part, progress)
+        except HTTPError as error:
+            if error.code != RANGE_NOT_SATISFIABLE:
+                raise
+            # Nothing lies beyond our last byte: the part is complete, or it is of something else.
+            if state(part, release.md5) != "good":
+                with _disk(part):
+                    part.unlink()
+                _transfer(release, part, progress)
+    except (OSError, HTTPException) as error:  # disk errors never get here: _disk has turned them into BadInput
+        reason = getattr(error, "reason", None) or error
+        raise BadInput(
+            f"{release.url} could not be downloaded ({reason}): run again to resume; without internet download it "
+            f"elsewhere, put it at {archive} and run again"
+        ) from error
+
+
+def _transfer(release: Release, part: Path, progress: Progress) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    request = Request(release.url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urlopen(request, timeout=TIMEOUT)
+    except HTTPError as error:
+        error.close()  # it is a response too, and holds the connection
+        raise
+    with response:
+        if done and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+            done = 0  # the server sends the file from its start
+        if done == 0:
+            with _disk(part):
+                part.write_bytes(b"")
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length else None
+        progress(release.archive, done, total)
+        while chunk := response.read(CHUNK):
+            # Opened anew for each chunk, so that a full disk shows here and not when some buffer is closed.
+            with _disk(part), part.open("ab") as file:
+                file.write(chunk)
+            done += len(chunk)
+            progress(release.archive, done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+
+def extract(archive: Path, folder: Path, wanted: dict[str, str]) -> None:
+    """Write the wanted files, found by base name and MD5; no path out of the archive is ever used."""
+    missing = dict(wanted)
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                file = Path(member.name).name
+                source = tar.extractfile(member) if member.isreg() and file in missing else None
+                if source is None:
+                    continue
+                content = source.read()
+                if hashlib.md5(content, usedforsecurity=False).hexdigest() == missing[file]:
+                    _write(folder / file, content)
+                    del missing[file]
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise BadInput(f"{archive} cannot be unpacked ({error}): delete it and fetch again") from error
+    if missing:
+        raise BadInput(f"{archive} holds no good {', '.join(missing)}: delete it and fetch again")
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    with _disk(path):
+        part.write_bytes(content)
+        os.replace(part, path)
+
+
+def _verify(release: Release, path: Path) -> None:
+    """Move a wrong archive aside, so that the next fetch starts afresh."""
+    found = state(path, release.md5)
+    if found != "good":
+        aside = path.with_name(release.archive + ".bad")
+        with _disk(aside):
+            os.replace(path, aside)
+        raise BadInput(f"{path} is {found}: moved to {aside.name}; run again to download it from {release.url}")
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be written ({error.strerror or error}): free space or change --data-root"
+        ) from error

@@ -1,0 +1,108 @@
+"""The image sets a run can name, and where they are looked for."""
+
+import difflib
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.data.arrays import load_npz
+from asfedbridge.data.cifar import RELEASES, load_cifar, remedy, state
+from asfedbridge.data.dataset import Dataset, assemble, check_image_size
+from asfedbridge.data.folder import load_folder
+
+SOURCES = {
+    "digits": "1 797 handwritten digits, 8x8 grey, 10 classes",
+    "cifar10": "60 000 photographs, 32x32 RGB, 10 classes",
+    "cifar100": "60 000 photographs, 32x32 RGB, 100 classes",
+    "npz:PATH": "your own uint8 arrays x_train, y_train, x_test, y_test [, classes]",
+    "folder:PATH": "your own images, train/CLASS/* and test/CLASS/*",
+}
+
+DIGITS_SPLIT_SEED = 20240229  # the split belongs to the data set: no run seed moves it
+
+
+def data_root(given: str | None) -> Path:
+    """The folder of downloaded sets: as given, else $ASFEDBRIDGE_DATA, else the user's cache folder."""
+    chosen = given or os.environ.get("ASFEDBRIDGE_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG rules tell programs to ignore a relative path here.
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "asfedbridge"
+
+
+def load(name: str, root: Path, image_size: int = 0) -> Dataset:
+    """Read a whole set into memory; `root` holds downloaded sets, `image_size` 0 keeps the stored size.
+
+    Resizing takes the central square of each image and scales it.
+    """
+    check_image_size(image_size)
+    kind, _, path = name.partition(":")
+    if kind == "npz" and path:
+        return load_npz(name, Path(path).expanduser(), image_size)
+    if kind == "folder" and path:
+        return load_folder(name, Path(path).expanduser(), image_size)
+    if name in RELEASES:
+        return load_cifar(name, root, image_size)
+    if name == "digits":
+        return load_digits(name, image_size)
+    raise unknown(name)
+
+
+def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
+    """(name, what it is, where it comes from) for every source; with `root`, whether it has been fetched."""
+    origins = {"digits": "comes with scikit-learn, always ready"}
+    for name, release in RELEASES.items():
+        here = root is not None and all((root / release.folder / file).is_file() for file in release.files)
+        origins[name] = f"in {root}" if here else f"asfedbridge data fetch {name}"
+    return [(name, what, origins.get(name, "read from PATH")) for name, what in SOURCES.items()]
+
+
+def check(name: str, root: Path) -> list[str]:
+    """Lines saying what was found good; BadInput, naming all that is not, if anything is missing or damaged."""
+    lines = []
+    if name in RELEASES:
+        release = RELEASES[name]
+        states = {
+            root / release.folder / file: state(root / release.folder / file, md5)
+            for file, md5 in release.files.items()
+        }
+        bad = [f"{path} is {found}" for path, found in states.items() if found != "good"]
+        if bad:
+            raise BadInput(f"{'; '.join(bad)}: {remedy(name, root)}")
+        lines = [f"{path}: good" for path in states]
+    data = load(name, root)
+    size = f"{data.channels}x{data.height}x{data.width}"
+    counts = f"{len(data.y_train)} training and {len(data.y_test)} test images"
+    return [*lines, f"{name}: {counts}, {size}, {len(data.classes)} classes: good"]
+
+
+def unknown(name: str) -> BadInput:
+    kind = name.partition(":")[0]
+    known = [source.partition(":")[0] for source in SOURCES]
+    near = difflib.get_close_matches(kind.lower(), known, n=1)
+    full = next((source for source in SOURCES if near and source.startswith(near[0])), None)
+    hint = f"did you mean {full}? " if full else ""
+    return BadInput(f"data {name!r} is not known: {hint}choose from {', '.join(SOURCES)}")
+
+
+def load_digits(name: str, image_size: int) -> Dataset:
+    """scikit-learn's digits with a fixed stratified 80/20 split."""
+    from sklearn.datasets import load_digits as read_digits
+
+    bunch = read_digits()
+    x = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
+    y = bunch.target.astype(np.int64)
+    rng = np.random.default_rng(DIGITS_SPLIT_SEED)
+    held = np.zeros(len(y), dtype=bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(y == label))
+        held[members[: round(0.2 * len(members))]] = True
+    train, test = torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+    target = torch.from_numpy(y)
+    classes = tuple(str(label) for label in range(10))
+    # A flipped digit is no digit: crops only.
+    return assemble(name, (x[train], target[train]), (x[test], target[test]), classes, "crop", image_size)

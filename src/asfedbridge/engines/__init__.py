@@ -1,0 +1,1 @@
+"""Engines move payloads between the server side and the client side of a method."""

@@ -1,0 +1,75 @@
+"""One client's turn: receive, be evaluated, train, be evaluated. The same for every engine."""
+
+import itertools
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asfedbridge.core import payload
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Shard, Task, Upload
+from asfedbridge.models.zoo import build_backbone
+
+EVALUATION_BATCH = 256
+
+
+def build_client(
+    method: Method, task: Task, info: ClientInfo, shard: Shard, device: torch.device | str = "cpu"
+) -> Client:
+    """A client as it is before round 0."""
+    client = Client(info, task, build_backbone(task, info), shard, device)
+    method.client_init(client)
+    return client
+
+
+@torch.inference_mode()
+def evaluate(client: Client, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Accuracy in percent and mean cross-entropy on the client's test shard."""
+    right, loss, count = 0, 0.0, 0
+    for x, y in client.shard.test_batches(EVALUATION_BATCH):
+        logits = predict(client.place(x)).cpu()
+        right += int((logits.argmax(dim=1) == y).sum())
+        loss += F.cross_entropy(logits, y, reduction="sum").item()
+        count += len(y)
+    return {"accuracy": 100 * right / count, "loss": loss / count}
+
+
+def evaluate_at(point: Point, method: Method, client: Client) -> dict[str, float]:
+    """The private backbone with its own head, always; then what the method has beside it."""
+    predictors: dict[str, Callable[[Tensor], Tensor]] = {"backbone": lambda x: client.backbone(x).logits}
+    predictors |= method.client_models(client)
+    metrics: dict[str, float] = {}
+    for module in client.modules.values():
+        module.eval()
+    for name, predict in predictors.items():
+        # A model that has not changed since it was last evaluated (`received` after `trained` where a method
+        # leaves backbones alone) is not run again. In-place updates of torch tensors count up `_version`.
+        tensors = itertools.chain(*([*m.parameters(), *m.buffers()] for m in client.modules.values()))
+        if name in client.modules:
+            module = client.modules[name]
+            tensors = itertools.chain(module.parameters(), module.buffers())
+        version = tuple(t._version for t in tensors)
+        if name not in client.evaluated or client.evaluated[name][0] != version:
+            client.evaluated[name] = (version, evaluate(client, predict))
+        prefix = "" if name == "backbone" else f"{name}_"
+        metrics |= {f"{point}.{prefix}{key}": value for key, value in client.evaluated[name][1].items()}
+    return metrics
+
+
+def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:
+    """What one client does in one round; the closing visit ends after ``received``."""
+    begin = time.perf_counter()
+    whose = f"{client.info.label}, round {rnd.index}"
+    payload.check(down, method.downloads(client.task, client.info), f"download to {whose}")
+    method.client_receive(client, payload.clone(down), rnd)
+    metrics = evaluate_at("received", method, client)
+    upload = Upload()
+    if not rnd.closing:
+        upload = method.client_round(client, rnd)
+        payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}")
+        metrics |= evaluate_at("trained", method, client)
+    seconds = time.perf_counter() - begin
+    return Upload(payload.clone(upload.payload), upload.metrics | metrics | {"seconds": seconds})

@@ -1,0 +1,1 @@
+"""Specifications, recipes and the run folder."""

@@ -1,0 +1,56 @@
+"""Fleets in one line: ``5*resnet18:ann,5*resnet18@0.25:snn:T=8``.
+
+Entries are separated by commas: [count*]model[@width]:kind[:T=steps]. Clients are numbered in the order written.
+"""
+
+import re
+from typing import TypeVar
+
+from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.models.zoo import BACKBONES
+
+ENTRY = re.compile(
+    r"(?:(?P<count>[^*:@]*)\*)?(?P<model>[^*:@]+)(?:@(?P<width>[^*:@]*))?:(?P<kind>[^*:@]+)(?P<options>(?::[^:]*)*)"
+)
+KINDS = ("ann", "snn")
+N = TypeVar("N", int, float)
+MOST_CLIENTS, MOST_STEPS, WIDEST = 10_000, 64, 4.0
+
+
+def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
+    """Clients without data sizes yet; ``steps`` is T where an entry names none."""
+    clients: list[ClientInfo] = []
+    for number, entry in enumerate(text.split(","), start=1):
+        where = f"fleet entry {number} '{entry.strip()}'"
+        match = ENTRY.fullmatch(entry.strip())
+        if not match:
+            raise BadInput(f"{where}: write [count*]model[@width]:kind[:T=steps], e.g. 5*resnet18@0.25:snn")
+        count = _number(match["count"] or "1", int, 1, MOST_CLIENTS, f"{where}: count")
+        width = _number(match["width"] or "1.0", float, 0.01, WIDEST, f"{where}: width")
+        model, kind = match["model"], match["kind"]
+        if model not in BACKBONES:
+            raise BadInput(f"{where}: unknown model '{model}'{nearest(model, BACKBONES)}")
+        if kind not in KINDS:
+            raise BadInput(f"{where}: unknown kind '{kind}'{nearest(kind, KINDS)}")
+        own_steps = steps
+        for option in filter(None, match["options"].split(":")):
+            key, _, value = option.partition("=")
+            if key != "T" or kind != "snn":
+                raise BadInput(f"{where}: option '{option}' is not known for kind {kind}; an snn takes T=steps")
+            own_steps = _number(value, int, 1, MOST_STEPS, f"{where}: T")
+        for _ in range(count):
+            clients.append(ClientInfo(len(clients), kind, model, width, own_steps if kind == "snn" else 1))  # type: ignore[arg-type]
+    if len(clients) > MOST_CLIENTS:
+        raise BadInput(f"fleet: {len(clients)} clients are more than {MOST_CLIENTS}")
+    return clients
+
+
+def _number(text: str, kind: type[N], least: float, most: float, where: str) -> N:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise BadInput(f"{where} '{text}' is not a number") from None
+    if not least <= value <= most:
+        raise BadInput(f"{where} {text} is out of range; use {least:g} to {most:g}")
+    return value

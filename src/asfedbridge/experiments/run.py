@@ -1,0 +1,145 @@
+"""One run from specification to summary: data, fleet, engine, rounds, records, checkpoints."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from asfedbridge.core import seeds
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.data.dataset import take_per_class
+from asfedbridge.data.loader import Shard, make_shards
+from asfedbridge.data.partition import split
+from asfedbridge.data.sources import load
+from asfedbridge.engines import checkpoint
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import federate
+from asfedbridge.experiments.fleet import parse_fleet
+from asfedbridge.experiments.records import Record, make_records, summarise
+from asfedbridge.experiments.spec import Spec
+from asfedbridge.experiments.store import RunFolder, read_summary
+from asfedbridge.models.zoo import check_backbone
+
+
+class Observer(Protocol):
+    """Whoever wants to watch a run."""
+
+    def run_begins(self, spec: Spec, setting: "Setting", next_round: int) -> None: ...
+    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
+    def round_ends(self, records: Sequence[Record]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A specification brought to life: the task, who takes part, and their data."""
+
+    task: Task
+    clients: list[ClientInfo]
+    shards: list[Shard]
+    fingerprint: str  # of the data
+    partition: str  # digest of the indices
+
+
+def prepare(spec: Spec, data_root: Path) -> Setting:
+    """Load and split the data and check all that can be checked before training."""
+    dataset = load(spec.data, data_root, spec.image_size)
+    dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
+    fleet = parse_fleet(spec.fleet, spec.T)
+    partition = split(
+        spec.partition,
+        dataset.y_train.numpy(),
+        dataset.y_test.numpy(),
+        len(fleet),
+        alpha=spec.alpha,
+        seed=seeds.seed(spec.seed, "partition"),
+    )
+    shards = make_shards(dataset, partition, spec.augment)
+    shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
+    task = Task(
+        classes=len(dataset.classes),
+        channels=dataset.channels,
+        image_size=dataset.height,
+        **{name: getattr(spec, name) for name in shared},
+    )
+    clients = [
+        dataclasses.replace(c, train_size=s.train_size, test_size=s.test_size)
+        for c, s in zip(fleet, shards, strict=True)
+    ]
+    for client in clients:
+        check_backbone(task, client)
+    spec.method.check(task, clients)
+    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device=cuda: torch finds no CUDA device here; use device=cpu or device=auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def execute(spec: Spec, out: Path, data_root: Path, observer: Observer, resume: bool = False) -> dict[str, Any]:
+    """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary."""
+    device = pick_device(spec.device)
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    setting = prepare(spec, data_root)
+    try:
+        return _play(spec, setting, RunFolder(out, spec, resume), observer, device)
+    except OSError as error:
+        raise BadInput(
+            f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
+        ) from error
+
+
+def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, device: torch.device) -> dict[str, Any]:
+    finished = read_summary(folder.path)
+    if finished is not None:
+        return finished
+    method, task = spec.method, setting.task
+    engine = LocalEngine(method, task, setting.clients, setting.shards, device, observer.epoch_ends)
+    identity = {"specification": spec.digest(), "data": setting.fingerprint, "partition": setting.partition}
+    restored = checkpoint.load(folder.checkpoints, engine, identity)
+    start = restored.next_round if restored else 0
+    records = folder.begin(start)
+    earlier = sum(r["seconds"] for r in records)
+    begin = time.perf_counter()
+    observer.run_begins(spec, setting, start)
+
+    def after_round(rnd, participants, downs, ups, state) -> None:  # type: ignore[no-untyped-def]
+        new = make_records(rnd, participants, downs, ups)
+        folder.add_round(new)
+        records.extend(new)
+        due = (rnd.index + 1) % spec.checkpoint_every == 0 or rnd.index + 1 == rnd.total
+        if not rnd.closing and due:
+            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, identity)
+        observer.round_ends(new)
+
+    federate(method, task, engine, after_round, spec.participation, start, restored.server if restored else None)
+    summary = summarise(
+        method,
+        setting.clients,
+        records,
+        {
+            "method": method.name,
+            "data": spec.data,
+            "seed": spec.seed,
+            "rounds": spec.rounds,
+            "engine": "local",
+            "partition": spec.partition,
+            "alpha": spec.alpha,
+            "bn_buffers": getattr(method, "bn_buffers", "local"),
+            "specification": identity["specification"],
+            "data_fingerprint": identity["data"],
+            "partition_digest": identity["partition"],
+            "wall_seconds": earlier + time.perf_counter() - begin,
+        },
+    )
+    folder.write_summary(summary)
+    return summary

@@ -1,0 +1,184 @@
+"""The complete specification of a run: one frozen dataclass, read from and written to TOML, checked once."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
+from asfedbridge.experiments.fleet import MOST_STEPS, parse_fleet
+
+Table = dict[str, Any]  # nested plain values, as TOML has them
+
+
+@dataclass(frozen=True)
+class Spec:
+    method: Method
+    data: str = "digits"
+    train_per_class: int = 0  # use only the first so many examples of each class; 0: all
+    test_per_class: int = 0
+    image_size: int = 0  # 0: as stored
+    augment: Literal["auto", "none", "crop", "crop+flip"] = "auto"
+    partition: Literal["dirichlet", "iid"] = "dirichlet"
+    alpha: float = 0.1  # of the Dirichlet partition: small is skewed
+    fleet: str = "5*resnet18:ann,5*resnet18:snn"
+    T: int = 4  # time steps of SNN clients
+    rounds: int = 100
+    epochs: int = 5  # of the private backbone, per round
+    batch_size: int = 256
+    participation: float = 1.0  # share of clients drawn each round
+    seed: int = 42
+    feature_dim: int = 256
+    projector: Literal["linear", "identity"] = "linear"
+    snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0  # of torch; 0: as many as there are cores
+    checkpoint_every: int = 1  # rounds
+    neuron: Neuron = field(default_factory=Neuron)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+
+    def __post_init__(self) -> None:
+        for name, least, most in RANGES:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise BadInput(f"{name}={value} is out of range; use {least:g} to {most:g}")
+        for name, table in (("method", self.method), ("neuron", self.neuron), ("optimiser", self.optimiser)):
+            for entry in dataclasses.fields(table):
+                value = getattr(table, entry.name)
+                for number in value if isinstance(value, tuple) else (value,):
+                    if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+                        raise BadInput(f"{name}.{entry.name}={value} must be finite and not negative")
+        if self.neuron.sharpness == 0 or self.neuron.threshold == 0 or self.neuron.decay > 1:
+            raise BadInput("neuron: use decay at most 1, threshold above 0 and sharpness above 0")
+        if self.optimiser.momentum >= 1:
+            raise BadInput(f"optimiser.momentum={self.optimiser.momentum} must be below 1")
+        parse_fleet(self.fleet, self.T)
+
+    def digest(self) -> str:
+        """Identity of the results: two specifications with one digest give the same bits."""
+        table = to_table(self)
+        del table["checkpoint_every"]
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+RANGES: tuple[tuple[str, float, float], ...] = (
+    ("train_per_class", 0, 10**9),
+    ("test_per_class", 0, 10**9),
+    ("alpha", 1e-3, 1e6),
+    ("T", 1, MOST_STEPS),
+    ("rounds", 1, 10**6),
+    ("epochs", 1, 10**4),
+    ("batch_size", 1, 10**6),
+    ("participation", 1e-6, 1),
+    ("seed", 0, 2**63 - 1),
+    ("feature_dim", 1, 65536),
+    ("threads", 0, 4096),
+    ("checkpoint_every", 1, 10**6),
+)
+
+
+def to_table(spec: Spec) -> Table:
+    """Nested plain values; the method's name stands first in its table."""
+    table = dataclasses.asdict(spec)
+    table["method"] = {"name": spec.method.name, **table["method"]}
+    return {key: {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+            for key, value in table.items()}  # fmt: skip
+
+
+def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
+    """``base`` with the fields of ``table`` in place of its own; every name and type is checked."""
+    changes: Table = {}
+    for key, value in table.items():
+        if key == "method":
+            changes[key] = _method(value, base.method)
+        elif key in ("neuron", "optimiser"):
+            changes[key] = _update(getattr(base, key), _as_table(value, key), f"{key}.")
+        else:
+            changes |= _coerced(Spec, {key: value}, "")
+    return dataclasses.replace(base, **changes)
+
+
+def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
+    """``spec`` with dotted keys changed, e.g. {"method.mu": 0.1, "rounds": 5}."""
+    table: Table = {}
+    for key, value in overrides.items():
+        head, _, rest = key.partition(".")
+        if not rest:
+            entry = {"name": value} if key == "method" and isinstance(value, str) else value
+            table[head] = table.get(head, {}) | entry if isinstance(entry, dict) else entry
+        else:
+            if head not in ("method", "neuron", "optimiser"):
+                raise BadInput(f"unknown key '{key}'{nearest(key, known_keys(spec))}")
+            table.setdefault(head, {})[rest] = value
+    return from_table(table, spec)
+
+
+def known_keys(spec: Spec) -> list[str]:
+    keys = []
+    for name, value in to_table(spec).items():
+        keys += [f"{name}.{k}" for k in value] if isinstance(value, dict) else [name]
+    return ["method", *keys]
+
+
+def method_fields(cls: type[Method]) -> dict[str, Any]:
+    """Hyper-parameters and their defaults."""
+    return {f.name: f.default for f in dataclasses.fields(cls)}
+
+
+def _method(value: Any, base: Method) -> Method:
+    table = dict(_as_table({"name": value} if isinstance(value, str) else value, "method"))
+    name = table.pop("name", base.name)
+    if name not in METHODS:
+        raise BadInput(f"method={name}: unknown method{nearest(str(name), METHODS)}")
+    start = base if name == base.name else METHODS[name]()
+    return _update(start, table, "method.")
+
+
+def _update(instance: Any, table: Mapping[str, Any], prefix: str) -> Any:
+    return dataclasses.replace(instance, **_coerced(type(instance), table, prefix))
+
+
+def _as_table(value: Any, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{key}={value!r} must be a table; set its fields as {key}.FIELD=VALUE")
+    return value
+
+
+def _coerced(cls: type, table: Mapping[str, Any], prefix: str) -> Table:
+    hints = {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
+    values: Table = {}
+    for key, value in table.items():
+        if key not in hints:
+            extra = ["name"] if prefix == "method." else []
+            raise BadInput(f"unknown key '{prefix}{key}'{nearest(key, [*hints, *extra])}")
+        values[key] = _coerce(value, hints[key], f"{prefix}{key}")
+    return values
+
+
+def _coerce(value: Any, hint: Any, name: str) -> Any:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise BadInput(f"{name}={value}: unknown choice{nearest(str(value), get_args(hint))}")
+        return value
+    if get_origin(hint) is tuple:  # a ramp: two numbers, or one that stays
+        numbers = value if isinstance(value, list | tuple) else [value, value]
+        if len(numbers) != len(get_args(hint)):
+            raise BadInput(f"{name}={value!r}: give {len(get_args(hint))} numbers, first and last")
+        return tuple(_coerce(n, kind, name) for n, kind in zip(numbers, get_args(hint), strict=True))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise BadInput(f"{name}={value} must be a finite number")
+        return float(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise BadInput(f"{name}={value!r} must be {words.get(hint, hint)}")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,143 @@
+"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, tensorboard/."""
+
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+import torch
+
+import asfedbridge
+from asfedbridge.core.errors import BadInput
+from asfedbridge.engines.files import write_atomic
+from asfedbridge.experiments.records import Record, group_means
+from asfedbridge.experiments.spec import Spec, from_table
+from asfedbridge.experiments.tensorboard import EventFile
+from asfedbridge.experiments.toml import read_toml, write_toml
+
+SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
+
+
+class RunFolder:
+    """One run's folder, held by one process at a time."""
+
+    def __init__(self, path: Path, spec: Spec, resume: bool) -> None:
+        self.path = path
+        self.spec = spec
+        old = read_spec(path, base=spec)
+        if old is None and path.is_dir() and any(p.name != LOCK for p in path.iterdir()):
+            raise BadInput(f"--out {path}: the folder holds other files; give a new or empty one")
+        if old is not None and not resume:
+            raise BadInput(f"--out {path}: the folder holds another run; add --resume to go on, or give another --out")
+        if old is not None and old.digest() != spec.digest():
+            raise BadInput(f"--out {path}: the folder holds another run ({differences(old, spec)}); give another --out")
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._take_lock()
+        if old is None:
+            write_atomic(path / ENV, json.dumps(environment(spec), indent=2).encode())
+            write_atomic(path / SPEC, write_toml(spec).encode())
+        self._events: EventFile | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoint"
+
+    def begin(self, next_round: int) -> list[Record]:
+        """Drop records of rounds that will be played again, and write the TensorBoard file anew from the rest."""
+        records = [r for r in read_rounds(self.path) if r["round"] < next_round]
+        write_atomic(self.path / ROUNDS, _lines(records))
+        self._events = EventFile(self.path / "tensorboard")
+        for index in sorted({r["round"] for r in records}):
+            self._log([r for r in records if r["round"] == index])
+        return records
+
+    def add_round(self, records: Sequence[Record]) -> None:
+        with (self.path / ROUNDS).open("ab") as file:
+            file.write(_lines(records))
+            file.flush()
+            os.fsync(file.fileno())
+        self._log(records)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
+
+    def _log(self, records: Sequence[Record]) -> None:
+        assert self._events
+        scalars = {f"{key}/{group}": v for key, means in group_means(records).items() for group, v in means.items()}
+        self._events.add(records[0]["round"], scalars)
+
+    def _take_lock(self) -> IO[str]:
+        lock = (self.path / LOCK).open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"--out {self.path}: another process is running in this folder; wait or stop it") from None
+        return lock
+
+
+def read_spec(path: Path, base: Spec) -> Spec | None:
+    """The specification of the run in this folder, if one is there."""
+    file = path / SPEC
+    return from_table(read_toml(file), base) if file.exists() else None
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None if the run has not ended."""
+    file = path / SUMMARY
+    try:
+        return dict(json.loads(file.read_bytes())) if file.exists() else None
+    except ValueError:
+        raise BadInput(f"{file}: is not valid JSON; delete it and run again with --resume") from None
+
+
+def read_rounds(path: Path) -> list[Record]:
+    """Every complete line; a line cut short by a crash ends the reading."""
+    file = path / ROUNDS
+    records: list[Record] = []
+    for line in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def differences(old: Spec, new: Spec) -> str:
+    """The first fields in which two specifications differ."""
+    before, after = (set(write_toml(s).splitlines()) for s in (old, new))
+    changed = sorted(after - before) or sorted(before - after)
+    return ", ".join(changed[:3]) + (" ..." if len(changed) > 3 else "")
+
+
+def environment(spec: Spec) -> dict[str, Any]:
+    """What else the bits depend on."""
+    return {
+        "asfedbridge": asfedbridge.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": sys.argv,
+        "spec": spec.digest(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _lines(records: Iterable[Record]) -> bytes:
+    return b"".join(json.dumps(r).encode() + b"\n" for r in records)

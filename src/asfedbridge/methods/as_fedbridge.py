@@ -1,0 +1,189 @@
+"""AS-FedBridge: pseudo-spike Bridge distillation for mixed ANN-SNN federations (the paper this project builds).
+
+Exchanged: the Bridge's body (3.93 MB at width 1.0), both ways; backbone and Bridge head stay private.
+Each round: the frozen Bridge teaches the backbone (extraction), then the frozen backbone teaches the Bridge
+(injection), then the server averages bodies by shard size.
+Choices where the paper is silent: weights move in a straight line over the rounds; the Bridge's optimiser state
+stays on the client (the paper's client algorithm retains it); its weight decay is the ANN's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from asfedbridge.core import losses, payload, pseudospike
+from asfedbridge.core.payload import Payload, Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
+from asfedbridge.core.schedules import Ramp
+from asfedbridge.core.training import Terms, fit, fit_backbone
+from asfedbridge.models.bridge import Bridge
+from asfedbridge.models.zoo import build_bridge, outline_bridge
+
+
+@register("as-fedbridge")
+@dataclass(frozen=True)
+class ASFedBridge(Method):
+    # ablations: each switch removes one part
+    direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
+    pseudo_spike: bool = True  # the whole rate branch: quantiser, rate loss and PSPR
+    personal_head: bool = True  # False: one head, communicated and averaged with the body
+    pspr: bool = True
+    quantise: bool = True
+    rate_loss: bool = True
+    # the paper's parameter table
+    temperature: float = 2.0
+    alpha_kd_ann: Ramp = (0.10, 0.025)
+    alpha_kd_snn: Ramp = (0.07, 0.025)
+    alpha_teach: Ramp = (0.16, 0.05)
+    alpha_ce: Ramp = (1.10, 0.55)
+    alpha_rate: float = 0.005
+    alpha_pspr: float = 0.10
+    alpha_prox: float = 1e-4
+    lambda_nld: float = 0.08
+    lambda_tet: float = 1e-4
+    pspr_threshold: float = 0.5
+    pspr_spread: float = 1.0
+    pspr_deviation: float = 0.05
+    pspr_variance_weight: float = 1.0
+    injection_epochs: int = 1
+    bridge_lr: float = 0.004
+    bridge_weight_decay: float = 1e-4
+    bridge_width: float = 1.0
+    bridge_norm: Literal["batch", "group"] = "batch"
+    bridge_momentum: Literal["keep", "reset"] = "keep"
+    bn_buffers: Literal["local", "averaged"] = "local"
+
+    def extracts(self, client: ClientInfo) -> bool:
+        """Whether the Bridge teaches this client."""
+        return self.direction == "both" or (client.kind == "snn") == (self.direction == "ann-to-snn")
+
+    def injects(self, client: ClientInfo) -> bool:
+        """Whether this client teaches the Bridge; only such a client uploads."""
+        return self.direction == "both" or (client.kind == "snn") == (self.direction == "snn-to-ann")
+
+    def shared(self, bridge: Bridge) -> torch.nn.Module:
+        return bridge.body if self.personal_head else bridge
+
+    @property
+    def travels_with_buffers(self) -> bool:
+        return self.bn_buffers == "averaged"
+
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
+        return payload.shapes(self.shared(outline), self.travels_with_buffers)
+
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        return self.downloads(task, client) if self.injects(client) else {}
+
+    # client side
+
+    def client_init(self, client: Client) -> None:
+        client.add("bridge", build_bridge(client.task, self.bridge_width, self.bridge_norm))
+
+    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
+        payload.load(self.shared(bridge_of(client)), down)
+        if self.bridge_momentum == "reset":
+            client.momentum.pop("bridge", None)
+
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        metrics = self.extract(client, rnd)
+        if not self.injects(client.info):
+            return Upload(metrics=metrics)
+        metrics |= self.inject(client, rnd)
+        return Upload(payload.select(self.shared(bridge_of(client)), self.travels_with_buffers), metrics)
+
+    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+        bridge = bridge_of(client).eval()
+        return {"bridge": bridge}
+
+    def extract(self, client: Client, rnd: Round) -> dict[str, float]:
+        """Update the private backbone: its labels, and the frozen Bridge as teacher."""
+        bridge = bridge_of(client).eval()
+        spiking = client.info.kind == "snn"
+        weight = rnd.ramp(self.alpha_kd_snn if spiking else self.alpha_kd_ann)
+        noise = client.generator(rnd, "noise")
+
+        def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
+            if spiking:
+                parts = {"tet": losses.tet(out.logits_TBC, y, self.lambda_tet)}
+            else:
+                parts = {"ce": losses.cross_entropy(out.logits, y)}
+            if self.extracts(client.info):
+                student = out.logits
+                with torch.no_grad():
+                    teacher = bridge(x)
+                if spiking:
+                    fresh = torch.randn(student.shape, generator=noise).to(student.device)
+                    student = losses.smooth_with_noise(student, self.lambda_nld, fresh)
+                parts["kd"] = weight * losses.distillation(student, teacher, self.temperature)
+            return parts
+
+        return fit_backbone(client, rnd, "extract", terms)
+
+    def inject(self, client: Client, rnd: Round) -> dict[str, float]:
+        """Update the local Bridge: its labels, the frozen backbone as teacher, an SNN's firing rates."""
+        bridge = bridge_of(client)
+        backbone = client.backbone.eval()
+        ports = self.pseudo_spike and client.info.kind == "snn"
+        teach, ce = rnd.ramp(self.alpha_teach), rnd.ramp(self.alpha_ce)
+        start = [p.detach().clone() for p in bridge.body.parameters()]
+
+        def terms(x: Tensor, y: Tensor) -> Terms:
+            with torch.no_grad():
+                teacher: Output = backbone(x)
+            reading = bridge.read(x)
+            parts = {
+                "kd": teach * losses.distillation(reading.logits_BC, teacher.logits, self.temperature),
+                "ce": ce * losses.cross_entropy(reading.logits_BC, y),
+                "prox": self.alpha_prox * losses.squared_distance(bridge.body.parameters(), start),
+            }
+            if ports and self.rate_loss:
+                rate = reading.rates[-1]
+                rate = pseudospike.quantise(rate, client.info.T) if self.quantise else rate
+                parts["rate"] = self.alpha_rate * pseudospike.rate_loss(rate, teacher.feature)
+            if ports and self.pspr:
+                parts["pspr"] = self.alpha_pspr * pseudospike.pspr(
+                    reading.rates,
+                    self.pspr_threshold,
+                    self.pspr_spread,
+                    self.pspr_deviation,
+                    self.pspr_variance_weight,
+                )
+            return parts
+
+        return fit(
+            client,
+            rnd,
+            "inject",
+            "bridge",
+            terms,
+            lr=rnd.cosine(self.bridge_lr),
+            weight_decay=self.bridge_weight_decay,
+            epochs=self.injection_epochs,
+        )
+
+    # server side
+
+    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
+        bridge = build_bridge(task, self.bridge_width, self.bridge_norm)
+        return payload.select(self.shared(bridge), self.travels_with_buffers)
+
+    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+        return state
+
+    def server_round(
+        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
+    ) -> Payload:
+        teachers = [c for c in clients if self.injects(c)]
+        if not teachers:
+            return state
+        return payload.weighted_mean([ups[c.id].payload for c in teachers], [c.train_size for c in teachers])
+
+
+def bridge_of(client: Client) -> Bridge:
+    bridge = client.modules["bridge"]
+    assert isinstance(bridge, Bridge)
+    return bridge

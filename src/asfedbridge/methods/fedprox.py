@@ -1,0 +1,33 @@
+"""FedProx (Li et al., MLSys 2020), direct over ANN and SNN clients, and isolated by kind.
+
+Exchanged: as FedAvg. Local loss: CE + mu/2 ||w - w_r||^2 over the trainable tensors, w_r the downloaded backbone.
+Choices: mu = 0.01 (the paper gives none); no straggler model, all clients do equal work.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from asfedbridge.core.losses import squared_distance
+from asfedbridge.core.protocol import Client, ClientInfo, Output, register
+from asfedbridge.core.training import Terms, supervise
+from asfedbridge.methods.fedavg import FedAvg
+
+
+@register("fedprox")
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    mu: float = 0.01
+
+    def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
+        proximal = self.mu / 2 * squared_distance(client.backbone.parameters(), start)
+        return {"ce": supervise(client, out, y), "prox": proximal}
+
+
+@register("isolated-fedprox")
+@dataclass(frozen=True)
+class IsolatedFedProx(FedProx):
+    """One aggregate per kind of client; the proximal anchor is the kind's own aggregate."""
+
+    def group(self, client: ClientInfo) -> str:
+        return client.kind

@@ -1,0 +1,23 @@
+"""Standalone: every client trains its private backbone alone. The no-collaboration reference.
+
+Exchanged: nothing.
+"""
+
+from dataclasses import dataclass
+
+from asfedbridge.core.payload import Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload, register
+from asfedbridge.core.training import fit_backbone, supervise
+
+
+@register("standalone")
+@dataclass(frozen=True)
+class Standalone(Method):
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        return {}
+
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        return {}
+
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        return Upload(metrics=fit_backbone(client, rnd, "local", lambda out, x, y: {"ce": supervise(client, out, y)}))

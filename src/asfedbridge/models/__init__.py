@@ -1,0 +1,1 @@
+"""Backbones and the Bridge. One builder per family; the kind of a client only swaps the activation."""

@@ -1,0 +1,86 @@
+"""The Bridge: a small continuous network whose activations can be read as firing rates at five ports.
+
+Body (communicated): stem, four residual stages of one basic block, bottleneck of width d, and the ports' scales.
+Head (private): one linear layer. At width 1.0 the body holds 3.93 MB and body + head cost 98.3 MFLOPs on CIFAR;
+the paper gives these two numbers, not the layers, so the channel counts are ours.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core.protocol import Task
+from asfedbridge.core.pseudospike import rate
+from asfedbridge.models.neuron import Continuous
+from asfedbridge.models.parts import BasicBlock, BatchNorm, conv3x3
+
+STAGES = (24, 64, 120, 220)
+
+
+class Reading(NamedTuple):
+    logits_BC: Tensor
+    rates: tuple[Tensor, ...]  # before quantisation: four stages [B, C, H, W], then the bottleneck [B, d]
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    groups = next(g for g in (8, 6, 5, 4, 3, 2, 1) if channels % g == 0)
+    return nn.GroupNorm(groups, channels)
+
+
+class Port(nn.Module):
+    """A learnable positive scale per channel, kept as its logarithm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.log_scale)
+
+    def forward(self, activation: Tensor) -> Tensor:
+        return rate(activation, self.log_scale.exp())
+
+
+class Body(nn.Module):
+    def __init__(self, channels: int, feature_dim: int, width: float, norm: str) -> None:
+        super().__init__()
+        sizes = [max(1, round(size * width)) for size in STAGES]
+        make_norm = BatchNorm if norm == "batch" else group_norm
+        act = Continuous()
+        self.stem = conv3x3(channels, sizes[0])
+        self.norm = make_norm(sizes[0])
+        self.stages = nn.ModuleList(
+            BasicBlock(inputs, outputs, 1 if number == 0 else 2, act, make_norm)
+            for number, (inputs, outputs) in enumerate(zip([sizes[0], *sizes], sizes, strict=False))
+        )
+        self.bottleneck = nn.Linear(sizes[-1], feature_dim)
+        self.ports = nn.ModuleList(Port(size) for size in [*sizes, feature_dim])
+
+    def forward(self, x_BCHW: Tensor) -> list[Tensor]:
+        """Activations at the five ports; the last is the feature the head reads."""
+        x = self.norm(self.stem(x_BCHW)).relu()
+        activations = []
+        for stage in self.stages:
+            x = stage(x)
+            activations.append(x)
+        activations.append(self.bottleneck(x.mean(dim=(2, 3))).relu())
+        return activations
+
+
+class Bridge(nn.Module):
+    def __init__(self, task: Task, width: float = 1.0, norm: str = "batch") -> None:
+        super().__init__()
+        self.body = Body(task.channels, task.feature_dim, width, norm)
+        self.head = nn.Linear(task.feature_dim, task.classes)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x_BCHW)[-1])
+        return logits
+
+    def read(self, x_BCHW: Tensor) -> Reading:
+        """Logits by the continuous path, and every port's rates beside it."""
+        activations = self.body(x_BCHW)
+        rates = tuple(port(a) for port, a in zip(self.body.ports, activations, strict=True))
+        return Reading(self.head(activations[-1]), rates)

@@ -1,0 +1,151 @@
+"""The leaky integrate-and-fire neuron over T steps, and its ANN twin.
+
+    u_t = decay * v_{t-1} + input_t,   s_t = [u_t >= threshold],   v_t = u_t (1 - s_t)
+
+The membrane lives inside ``forward``: nothing to reset, nothing in ``state_dict``. Going backward, the step
+function has a surrogate derivative, and the reset is differentiated too unless ``detach_reset``.
+``lif_reference`` is the plain loop that autograd differentiates; ``lif`` computes the same in one autograd node.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core.protocol import Neuron
+
+
+def triangle(x: Tensor, gamma: float) -> Tensor:
+    """max(0, gamma - |x|) / gamma^2, as in TET (Deng et al., ICLR 2022)."""
+    return (gamma - x.abs()).clamp_(min=0.0).div_(gamma**2)
+
+
+def rectangle(x: Tensor, half_width: float) -> Tensor:
+    return (x.abs() < half_width).to(x.dtype).div_(2 * half_width)
+
+
+def sigmoid(x: Tensor, alpha: float) -> Tensor:
+    s = torch.sigmoid(alpha * x)
+    return alpha * s * (1 - s)
+
+
+def atan(x: Tensor, alpha: float) -> Tensor:
+    return (alpha / 2) / (1 + (math.pi / 2 * alpha * x).square())
+
+
+SURROGATES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "triangle": triangle,
+    "rectangle": rectangle,
+    "sigmoid": sigmoid,
+    "atan": atan,
+}
+
+
+class _Spike(torch.autograd.Function):
+    """A step whose derivative is the surrogate: the building block of the reference loop."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, neuron: Neuron) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.neuron = neuron
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * SURROGATES[ctx.neuron.surrogate](x, ctx.neuron.sharpness), None
+
+
+def lif_reference(input_T: Tensor, neuron: Neuron) -> Tensor:
+    """Spikes for ``input_T`` of shape [T, ...], written as the equations stand."""
+    v = torch.zeros_like(input_T[0])
+    spikes = []
+    for current in input_T:
+        u = neuron.decay * v + current
+        s: Tensor = _Spike.apply(u - neuron.threshold, neuron)  # type: ignore[no-untyped-call]
+        v = u * (1 - (s.detach() if neuron.detach_reset else s))
+        spikes.append(s)
+    return torch.stack(spikes)
+
+
+def _empty_like(input_T: Tensor) -> Tensor:
+    """Fresh memory in the layout of one step, also where all steps are one expanded tensor."""
+    folded = input_T.shape[0] * input_T.shape[1], *input_T.shape[2:]
+    channels_last = input_T.dim() == 5 and input_T[0].is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    empty = torch.empty(folded, dtype=input_T.dtype, device=input_T.device, memory_format=layout)
+    return empty.unflatten(0, tuple(input_T.shape[:2]))
+
+
+class _Lif(torch.autograd.Function):
+    """The whole loop as one node: saves the membrane before reset, from which backward knows the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, input_T: Tensor, neuron: Neuron) -> Tensor:
+        u_T, s_T = _empty_like(input_T), _empty_like(input_T)
+        for t in range(len(input_T)):
+            u, s = u_T[t], s_T[t]
+            if t:
+                # v_{t-1} = u_{t-1} (1 - s_{t-1}), built in place in u_t
+                torch.mul(u_T[t - 1], s_T[t - 1], out=u).neg_().add_(u_T[t - 1]).mul_(neuron.decay).add_(input_T[t])
+            else:
+                u.copy_(input_T[0])
+            torch.ge(u, neuron.threshold, out=s)
+        ctx.save_for_backward(u_T)
+        ctx.neuron = neuron
+        return s_T
+
+    @staticmethod
+    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (u_T,) = ctx.saved_tensors
+        neuron: Neuron = ctx.neuron
+        surrogate = SURROGATES[neuron.surrogate]
+        out_T = torch.empty_like(u_T)
+        grad_v: Tensor | None = None  # gradient of the membrane after reset, from the step above
+        for t in reversed(range(len(u_T))):
+            u = u_T[t]
+            slope = surrogate(u - neuron.threshold, neuron.sharpness)
+            if grad_v is None:
+                torch.mul(grad_T[t], slope, out=out_T[t])
+            else:
+                kept = (u < neuron.threshold).to(u.dtype)
+                if not neuron.detach_reset:
+                    kept = torch.addcmul(kept, u, slope, value=-1.0)
+                torch.mul(grad_T[t], slope, out=out_T[t]).addcmul_(grad_v, kept)
+            grad_v = neuron.decay * out_T[t]
+        return out_T, None
+
+
+def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
+    """Same spikes as ``lif_reference``; same gradients to float rounding, in one pass each way."""
+    return _Lif.apply(input_T, neuron)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Spiking(nn.Module):
+    """LIF activation on tensors whose first dimension is time folded into batch, [T * B, ...]."""
+
+    def __init__(self, steps: int, neuron: Neuron) -> None:
+        super().__init__()
+        self.steps = steps
+        self.neuron = neuron
+
+    def forward(self, x: Tensor) -> Tensor:
+        return lif(x.unflatten(0, (self.steps, -1)), self.neuron).flatten(0, 1)
+
+    def start(self, x_B: Tensor) -> Tensor:
+        """The first activation: the same current at every step, given once."""
+        return lif(x_B.expand(self.steps, *x_B.shape), self.neuron).flatten(0, 1)
+
+
+class Continuous(nn.Module):
+    """The ANN twin of ``Spiking``: ReLU, one step."""
+
+    steps = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def start(self, x_B: Tensor) -> Tensor:
+        return x_B.relu()

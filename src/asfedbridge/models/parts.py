@@ -1,0 +1,91 @@
+"""Layers shared by all families, and their initialisation from an explicit generator."""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """BatchNorm that survives a batch with one value per channel: it then uses its running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.numel() == x.shape[1]:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(x)
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+class Shortcut(nn.Sequential):
+    """Identity, or a normalised 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        if inputs == outputs and stride == 1:
+            super().__init__()
+        else:
+            super().__init__(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+
+class Projector(nn.Linear):
+    """Pooled activations to the shared feature. Starts wider than a plain linear layer.
+
+    A spiking projector sees firing rates averaged over space, around 0.1 to 0.2. With torch's usual start its
+    neurons stay an order of magnitude below threshold: no spike, no gradient, an SNN that never leaves chance.
+    """
+
+    gain = 2.0
+
+
+class BasicBlock(nn.Module):
+    """act(norm conv act(norm conv x) + shortcut(x)): for an SNN the spike comes after the addition."""
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, act: nn.Module, norm: Callable[[int], nn.Module] = BatchNorm
+    ) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.norm1 = norm(outputs)
+        self.conv2 = conv3x3(outputs, outputs)
+        self.norm2 = norm(outputs)
+        self.shortcut = Shortcut(inputs, outputs, stride, norm)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.norm1(self.conv1(x)))
+        out: Tensor = self.act(self.norm2(self.conv2(hidden)) + self.shortcut(x))
+        return out
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, generator: torch.Generator) -> None:
+    """He normal (fan out) for convolutions, torch's uniform for linear layers, ones and zeros for the rest.
+
+    Twins of the same shape get the same tensors from the same seed: activations draw nothing.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            fan_out = layer.out_channels * math.prod(layer.kernel_size) // layer.groups
+            layer.weight.normal_(0.0, math.sqrt(2.0 / fan_out), generator=generator)
+        elif isinstance(layer, Projector):
+            layer.weight.normal_(0.0, layer.gain / math.sqrt(layer.in_features), generator=generator)
+            layer.bias.zero_()
+        elif isinstance(layer, nn.Linear):
+            bound = 1 / math.sqrt(layer.in_features)
+            layer.weight.uniform_(-bound, bound, generator=generator)
+            layer.bias.uniform_(-bound, bound, generator=generator)
+        elif reset := getattr(layer, "reset_parameters", None):
+            reset()  # normalisation layers and ports: constants
+
+
+def build(make: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
+    """Build a model without touching the global generator: shapes first, then memory, then values."""
+    with torch.device("meta"):
+        model = make()
+    model = model.to_empty(device="cpu")
+    initialise(model, generator)
+    return model.to(memory_format=torch.channels_last)  # the faster layout for convolutions on CPU and GPU

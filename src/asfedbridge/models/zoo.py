@@ -1,0 +1,54 @@
+"""All backbones by name."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from asfedbridge.core import seeds
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.models.bridge import Bridge
+from asfedbridge.models.neuron import Continuous, Spiking
+from asfedbridge.models.parts import build
+from asfedbridge.models.resnet import STAGES, ResNet18
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {"resnet18": ResNet18}
+DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 64x64 images, ANN and spiking, any width multiplier"}
+
+
+def check_backbone(task: Task, info: ClientInfo) -> None:
+    """Refuse what cannot be built, in one line."""
+    channels = max(1, round(STAGES[-1] * info.width))
+    if task.projector == "identity" and channels != task.feature_dim:
+        raise BadInput(
+            f"projector=identity: {info.label} ends in {channels} channels, feature_dim is {task.feature_dim}; "
+            f"set feature_dim={channels} or projector=linear"
+        )
+
+
+def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    act = Spiking(info.T, task.neuron) if info.kind == "snn" else Continuous()
+    return BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
+
+
+def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    """The backbone's names and shapes without memory."""
+    with torch.device("meta"):
+        return make_backbone(task, info)
+
+
+def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
+    return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+
+
+def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
+    with torch.device("meta"):
+        return Bridge(task, width, norm)
+
+
+def build_bridge(task: Task, width: float, norm: str) -> Bridge:
+    bridge = build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
+    assert isinstance(bridge, Bridge)
+    return bridge

@@ -1,0 +1,63 @@
+"""What `asfedbridge list` prints, made from the registries themselves."""
+
+import inspect
+import shutil
+from collections.abc import Callable
+from typing import TextIO
+
+from asfedbridge.core.protocol import METHODS
+from asfedbridge.data.sources import data_root, describe
+from asfedbridge.experiments.recipes import RECIPES
+from asfedbridge.experiments.spec import method_fields
+from asfedbridge.models.zoo import DESCRIPTIONS
+
+
+def list_topic(topic: str, root: str | None = None) -> str:
+    return {
+        "methods": list_methods,
+        "models": lambda: _pairs(DESCRIPTIONS),
+        "data": lambda: _pairs({name: f"{what} ({where})" for name, what, where in describe(data_root(root))}),
+        "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
+    }[topic]()
+
+
+def list_methods() -> str:
+    """Each method with the first line of its file, and its hyper-parameters with defaults."""
+    parts = []
+    for name, cls in sorted(METHODS.items()):
+        module = inspect.getmodule(cls)
+        about = (inspect.getdoc(module) or "").splitlines()[0]
+        fields = ", ".join(f"{key}={_show(value)}" for key, value in method_fields(cls).items())
+        parts.append(f"{name}\n    {about}\n    {fields or 'no hyper-parameters'}")
+    return "\n".join(parts)
+
+
+def download_bar(stream: TextIO) -> Callable[[str, int, int | None], None]:
+    """A progress callback that draws one moving line on a terminal and says little elsewhere."""
+    live = stream.isatty()
+    told: set[str] = set()
+
+    def show(name: str, done: int, total: int | None) -> None:
+        if not live:
+            if name not in told:
+                told.add(name)
+                stream.write(f"{name}\n")
+            return
+        size = f"{done / 2**20:7.1f} MB" + (f" of {total / 2**20:.1f} MB" if total else "")
+        width = max(10, min(40, shutil.get_terminal_size().columns - len(name) - len(size) - 8))
+        filled = int(width * done / total) if total else 0
+        stream.write(f"\r\x1b[2K{name} [{'#' * filled}{'.' * (width - filled)}] {size}")
+        if total and done >= total:
+            stream.write("\n")
+        stream.flush()
+
+    return show
+
+
+def _pairs(entries: dict[str, str]) -> str:
+    width = max(map(len, entries))
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in entries.items())
+
+
+def _show(value: object) -> str:
+    return ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)

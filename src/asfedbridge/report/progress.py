@@ -1,0 +1,73 @@
+"""Live progress of a run: one moving line on a terminal, one line per round everywhere."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.experiments.records import Record, group_means, ordered
+from asfedbridge.experiments.run import Setting
+from asfedbridge.experiments.spec import Spec
+
+
+class Progress:
+    """An observer that writes to a stream, stderr by default: results belong to stdout."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.total = self.next_round = self.clients = 0
+        self.began = time.perf_counter()
+        self.played = 0
+
+    def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None:
+        self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
+        self.began = time.perf_counter()
+        split = "iid" if spec.partition == "iid" else f"Dirichlet({spec.alpha:g})"
+        train = sum(c.train_size for c in setting.clients)
+        self._line(
+            f"{spec.method.name} on {spec.data}: {train} training images, {setting.task.image_size}x"
+            f"{setting.task.image_size}, {split}, {len(setting.clients)} clients ({spec.fleet}), "
+            f"{spec.rounds} rounds, seed {spec.seed}"
+        )
+        if next_round:
+            self._line(f"resumed after round {next_round}")
+
+    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None:
+        if not self.live:
+            return
+        numbers = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        status = (
+            f"round {self.next_round + 1}/{self.total}  client {client.id + 1}/{self.clients} {client.kind}  "
+            f"{stage} {epoch + 1}/{epochs}  {numbers}  {self._left()}"
+        )
+        columns = shutil.get_terminal_size().columns
+        self.stream.write("\r\x1b[2K" + status[: columns - 1])
+        self.stream.flush()
+
+    def round_ends(self, records: Sequence[Record]) -> None:
+        means = group_means(records)
+        closing = records[0]["round"] >= self.total
+        point = "received" if closing else "trained"
+        groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means[f"{point}.accuracy"]).items())
+        bridge = means.get("received.bridge_accuracy")
+        beside = f"  Bridge {bridge['all']:6.2f}" if bridge else ""
+        self.next_round = records[0]["round"] + 1
+        self.played += 1
+        width = len(str(self.total))
+        name = "closing visit" if closing else f"round {self.next_round:{width}d}/{self.total}"
+        self._line(f"{name}  accuracy {groups}{beside}  {'' if closing else self._left()}".rstrip())
+
+    def _left(self) -> str:
+        if not self.played:
+            return ""
+        seconds = (time.perf_counter() - self.began) / self.played * (self.total - self.next_round)
+        if seconds < 0.5:
+            return ""
+        return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+
+    def _line(self, text: str) -> None:
+        self.stream.write(("\r\x1b[2K" if self.live else "") + text + "\n")
+        self.stream.flush()

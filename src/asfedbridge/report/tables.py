@@ -1,0 +1,77 @@
+"""Tables of finished runs, as text for the terminal or as Markdown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.experiments.store import read_summary
+
+Rows = list[list[str]]
+
+
+def render_text(rows: Rows) -> str:
+    """Columns side by side, the first to the left, numbers to the right; the first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def render_markdown(rows: Rows) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    rule = "|" + "---|" + "---:|" * (len(rows[0]) - 1)
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
+    """One row per run: group accuracies at the end, at the point the method is judged at."""
+    groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
+    head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
+    rows = [[*head, "best all", "Bridge", "point", "payload MB", "minutes"]]
+    for s in summaries:
+        split = "iid" if s["partition"] == "iid" else f"Dir({s['alpha']:g})"
+        rows.append(
+            [
+                s["method"],
+                s["data"],
+                split,
+                str(s["seed"]),
+                *(_percent(s["accuracy"].get(g)) for g in groups),
+                _percent((s["best"] or {}).get("all")),
+                _percent(s.get("bridge", {}).get("all")),
+                s["point"],
+                f"{s['payload_mb']:.2f}",
+                f"{s['wall_seconds'] / 60:.1f}",
+            ]
+        )
+    return rows
+
+
+def client_rows(summary: dict[str, Any]) -> Rows:
+    rows = [["client", "kind", "model", "train", "test", "accuracy"]]
+    for c in summary["clients"]:
+        model = f"{c['model']}@{c['width']:g}" + (f" T={c['T']}" if c["kind"] == "snn" else "")
+        rows.append([str(c["id"]), c["kind"], model, str(c["train"]), str(c["test"]), _percent(c["accuracy"])])
+    return rows
+
+
+def find_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Summaries of all finished runs in these folders and below them, in order of path."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadInput(f"{folder}: there is no such folder")
+        for file in sorted(folder.rglob("summary.json")):
+            summary = read_summary(file.parent)
+            if summary:
+                found.append(summary)
+    if not found:
+        raise BadInput(f"{', '.join(map(str, folders))}: no finished run here (no summary.json)")
+    return found
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
