@@ -223,7 +223,7 @@ class Method(ABC):
         """Train, and say what leaves."""
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Auxiliary predictors (logits of a batch) that the engine evaluates beside the backbone, e.g. the Bridge."""
+        """Predictors (logits of a batch) that the engine evaluates beside the backbone, by name of their module."""
         return {}
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:

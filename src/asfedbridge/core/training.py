@@ -44,7 +44,7 @@ def fit(
                     f"in epoch {epoch}; lower the learning rate"
                 )
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             for name, part in parts.items():
                 sums[name] = sums.get(name, 0.0) + part.item() * len(y)

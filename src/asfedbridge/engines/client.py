@@ -1,6 +1,5 @@
 """One client's turn: receive, be evaluated, train, be evaluated. The same for every engine."""
 
-import itertools
 import time
 from collections.abc import Callable
 
@@ -45,18 +44,21 @@ def evaluate_at(point: Point, method: Method, client: Client) -> dict[str, float
     for module in client.modules.values():
         module.eval()
     for name, predict in predictors.items():
-        # A model that has not changed since it was last evaluated (`received` after `trained` where a method
-        # leaves backbones alone) is not run again. In-place updates of torch tensors count up `_version`.
-        tensors = itertools.chain(*([*m.parameters(), *m.buffers()] for m in client.modules.values()))
-        if name in client.modules:
-            module = client.modules[name]
-            tensors = itertools.chain(module.parameters(), module.buffers())
-        version = tuple(t._version for t in tensors)
-        if name not in client.evaluated or client.evaluated[name][0] != version:
-            client.evaluated[name] = (version, evaluate(client, predict))
         prefix = "" if name == "backbone" else f"{name}_"
-        metrics |= {f"{point}.{prefix}{key}": value for key, value in client.evaluated[name][1].items()}
+        metrics |= {f"{point}.{prefix}{key}": v for key, v in _evaluate_once(client, name, predict).items()}
     return metrics
+
+
+def _evaluate_once(client: Client, name: str, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """A module that has not changed since its last evaluation (`received` after `trained`) is not run again."""
+    module = client.modules.get(name)
+    if module is None:
+        return evaluate(client, predict)
+    version = tuple(t._version for t in [*module.parameters(), *module.buffers()])  # counts in-place changes
+    known = client.evaluated.get(name)
+    if known is None or known[0] != version:
+        known = client.evaluated[name] = (version, evaluate(client, predict))
+    return known[1]
 
 
 def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:

@@ -47,7 +47,5 @@ def _scaled(name: str) -> Method:
     """A short run gives the Bridge a few hundred steps, not the paper's 2,000: see docs/results.md."""
     method = make_method(name)
     if isinstance(method, ASFedBridge):
-        return replace(
-            method, bridge_width=0.5, bridge_lr=0.05, alpha_kd_ann=(1.0, 1.0), alpha_kd_snn=(1.0, 1.0)
-        )
+        return replace(method, bridge_width=0.5, bridge_lr=0.05, alpha_kd_ann=(1.0, 1.0), alpha_kd_snn=(1.0, 1.0))
     return method

@@ -96,8 +96,7 @@ class ASFedBridge(Method):
         return Upload(payload.select(self.shared(bridge_of(client)), self.travels_with_buffers), metrics)
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
-        bridge = bridge_of(client).eval()
-        return {"bridge": bridge}
+        return {"bridge": bridge_of(client)}
 
     def extract(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update the private backbone: its labels, and the frozen Bridge as teacher."""

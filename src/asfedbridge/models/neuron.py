@@ -53,7 +53,7 @@ class _Spike(torch.autograd.Function):
         return (x >= 0).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return grad * SURROGATES[ctx.neuron.surrogate](x, ctx.neuron.sharpness), None
 
@@ -64,7 +64,7 @@ def lif_reference(input_T: Tensor, neuron: Neuron) -> Tensor:
     spikes = []
     for current in input_T:
         u = neuron.decay * v + current
-        s: Tensor = _Spike.apply(u - neuron.threshold, neuron)  # type: ignore[no-untyped-call]
+        s: Tensor = _Spike.apply(u - neuron.threshold, neuron)
         v = u * (1 - (s.detach() if neuron.detach_reset else s))
         spikes.append(s)
     return torch.stack(spikes)
@@ -98,7 +98,7 @@ class _Lif(torch.autograd.Function):
         return s_T
 
     @staticmethod
-    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor, None]:
         (u_T,) = ctx.saved_tensors
         neuron: Neuron = ctx.neuron
         surrogate = SURROGATES[neuron.surrogate]
@@ -120,7 +120,7 @@ class _Lif(torch.autograd.Function):
 
 def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
     """Same spikes as ``lif_reference``; same gradients to float rounding, in one pass each way."""
-    return _Lif.apply(input_T, neuron)  # type: ignore[no-any-return, no-untyped-call]
+    return _Lif.apply(input_T, neuron)
 
 
 class Spiking(nn.Module):

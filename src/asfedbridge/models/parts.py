@@ -88,4 +88,5 @@ def build(make: Callable[[], nn.Module], generator: torch.Generator) -> nn.Modul
         model = make()
     model = model.to_empty(device="cpu")
     initialise(model, generator)
-    return model.to(memory_format=torch.channels_last)  # the faster layout for convolutions on CPU and GPU
+    # The faster layout for convolutions, on CPU and GPU.
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

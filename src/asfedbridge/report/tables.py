@@ -13,10 +13,10 @@ Rows = list[list[str]]
 def render_text(rows: Rows) -> str:
     """Columns side by side, the first to the left, numbers to the right; the first row is the head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
