@@ -246,7 +246,8 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: make a method known under ``name`` to command line, recipes and conformance suite."""
 
     def enter(cls: type[Method]) -> type[Method]:
-        if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
+        known = METHODS.get(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"two methods are called '{name}'")
         cls.name = name
         METHODS[name] = cls

@@ -14,8 +14,7 @@ def rate(activation: Tensor, scale_C: Tensor) -> Tensor:
 
 def quantise(rate: Tensor, steps: int) -> Tensor:
     """Q_T: the nearest of {0, 1/T, ..., 1} going forward, the identity going backward (straight-through)."""
-    # Written so that the forward value is exactly k/T: r + (q - r) would be off by a rounding error.
-    return ((rate * steps).round() / steps).detach() + (rate - rate.detach())
+    return rate + ((rate * steps).round() / steps - rate).detach()
 
 
 def rate_loss(bridge_rate_BD: Tensor, snn_rate_BD: Tensor) -> Tensor:

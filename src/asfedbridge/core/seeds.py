@@ -5,13 +5,14 @@ middle change nothing.
 """
 
 import hashlib
+import json
 
 import torch
 
 
 def seed(run: int, *place: int | str) -> int:
     """A 63-bit seed for one place in the run, e.g. ``seed(42, "client", 3, "round", 7, "noise")``."""
-    text = "/".join(f"{type(part).__name__}:{part}" for part in (run, *place))
+    text = json.dumps([run, *place])  # tells 1 from "1", and where a part ends
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

@@ -63,7 +63,7 @@ def lif_reference(input_T: Tensor, neuron: Neuron) -> Tensor:
     v = torch.zeros_like(input_T[0])
     spikes = []
     for current in input_T:
-        u = neuron.decay * v + current
+        u = torch.add(current, v, alpha=neuron.decay)
         s: Tensor = _Spike.apply(u - neuron.threshold, neuron)
         v = u * (1 - (s.detach() if neuron.detach_reset else s))
         spikes.append(s)
@@ -80,41 +80,34 @@ def _empty_like(input_T: Tensor) -> Tensor:
 
 
 class _Lif(torch.autograd.Function):
-    """The whole loop as one node: saves the membrane before reset, from which backward knows the rest."""
+    """The whole loop as one node. Saves the membrane before reset and the spikes, which the next layer holds anyway."""
 
     @staticmethod
     def forward(ctx: Any, input_T: Tensor, neuron: Neuron) -> Tensor:
         u_T, s_T = _empty_like(input_T), _empty_like(input_T)
-        for t in range(len(input_T)):
-            u, s = u_T[t], s_T[t]
-            if t:
-                # v_{t-1} = u_{t-1} (1 - s_{t-1}), built in place in u_t
-                torch.mul(u_T[t - 1], s_T[t - 1], out=u).neg_().add_(u_T[t - 1]).mul_(neuron.decay).add_(input_T[t])
-            else:
-                u.copy_(input_T[0])
+        u_T[0].copy_(input_T[0])
+        torch.ge(u_T[0], neuron.threshold, out=s_T[0])
+        for before, u, s_before, s, current in zip(u_T, u_T[1:], s_T, s_T[1:], input_T[1:], strict=False):
+            torch.addcmul(before, before, s_before, value=-1.0, out=u)  # the membrane after reset
+            torch.add(current, u, alpha=neuron.decay, out=u)
             torch.ge(u, neuron.threshold, out=s)
-        ctx.save_for_backward(u_T)
+        ctx.save_for_backward(u_T, s_T)
         ctx.neuron = neuron
         return s_T
 
     @staticmethod
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor, None]:
-        (u_T,) = ctx.saved_tensors
+        u_T, s_T = ctx.saved_tensors
         neuron: Neuron = ctx.neuron
-        surrogate = SURROGATES[neuron.surrogate]
-        out_T = torch.empty_like(u_T)
-        grad_v: Tensor | None = None  # gradient of the membrane after reset, from the step above
-        for t in reversed(range(len(u_T))):
-            u = u_T[t]
-            slope = surrogate(u - neuron.threshold, neuron.sharpness)
-            if grad_v is None:
-                torch.mul(grad_T[t], slope, out=out_T[t])
-            else:
-                kept = (u < neuron.threshold).to(u.dtype)
-                if not neuron.detach_reset:
-                    kept = torch.addcmul(kept, u, slope, value=-1.0)
-                torch.mul(grad_T[t], slope, out=out_T[t]).addcmul_(grad_v, kept)
-            grad_v = neuron.decay * out_T[t]
+        slope_T = SURROGATES[neuron.surrogate](u_T - neuron.threshold, neuron.sharpness)
+        out_T = grad_T * slope_T
+        if len(u_T) > 1:
+            # dv_t/du_t = 1 - s_t - u_t s'_t: what of the next step's gradient reaches this one
+            through_T = (1 - s_T[:-1]).mul_(neuron.decay)
+            if not neuron.detach_reset:
+                through_T.addcmul_(u_T[:-1], slope_T[:-1], value=-neuron.decay)
+            for t in reversed(range(len(through_T))):
+                out_T[t].addcmul_(out_T[t + 1], through_T[t])
         return out_T, None
 
 

@@ -4,16 +4,19 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm that survives a batch with one value per channel: it then uses its running statistics."""
+    """BatchNorm that survives a batch with one value per channel, where torch refuses.
+
+    A single value minus its own mean is zero, so the result is the bias; there is no spread to learn from, so
+    running statistics stay as they are.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and x.numel() == x.shape[1]:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return self.bias.view(1, -1, 1, 1).expand_as(x)
         return super().forward(x)
 
 
@@ -28,17 +31,24 @@ class Shortcut(nn.Sequential):
         if inputs == outputs and stride == 1:
             super().__init__()
         else:
-            super().__init__(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+            super().__init__(nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs))
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Sliced here, not strided in the convolution: oneDNN's weight gradient of a strided 1x1 convolution in
+        # channels-last layout writes out of bounds when there are few channels (uxlfoundation/oneDNN#6035).
+        out: Tensor = super().forward(x[:, :, :: self.stride, :: self.stride] if self.stride > 1 else x)
+        return out
 
 
 class Projector(nn.Linear):
-    """Pooled activations to the shared feature. Starts wider than a plain linear layer.
+    """Pooled activations to the shared feature. Its biases start at half a threshold.
 
-    A spiking projector sees firing rates averaged over space, around 0.1 to 0.2. With torch's usual start its
-    neurons stay an order of magnitude below threshold: no spike, no gradient, an SNN that never leaves chance.
+    A spiking projector sees firing rates averaged over space, around 0.1 to 0.2. From zero, its neurons would stay
+    an order of magnitude below threshold: no spike, hardly a gradient, an SNN that does not leave chance.
     """
 
-    gain = 2.0
+    start = 0.5
 
 
 class BasicBlock(nn.Module):
@@ -71,13 +81,13 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
         if isinstance(layer, nn.Conv2d):
             fan_out = layer.out_channels * math.prod(layer.kernel_size) // layer.groups
             layer.weight.normal_(0.0, math.sqrt(2.0 / fan_out), generator=generator)
-        elif isinstance(layer, Projector):
-            layer.weight.normal_(0.0, layer.gain / math.sqrt(layer.in_features), generator=generator)
-            layer.bias.zero_()
         elif isinstance(layer, nn.Linear):
             bound = 1 / math.sqrt(layer.in_features)
             layer.weight.uniform_(-bound, bound, generator=generator)
-            layer.bias.uniform_(-bound, bound, generator=generator)
+            if isinstance(layer, Projector):
+                layer.bias.fill_(layer.start)
+            else:
+                layer.bias.uniform_(-bound, bound, generator=generator)
         elif reset := getattr(layer, "reset_parameters", None):
             reset()  # normalisation layers and ports: constants
 

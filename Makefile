@@ -1,0 +1,42 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEMO   ?= runs/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types clean
+
+help: ## show this help
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the same shards, compare them
+	@rm -rf $(DEMO) && mkdir -p $(DEMO)
+	@set -e; \
+	 $(BIN)/asfedbridge run method=standalone --out $(DEMO)/standalone >$(DEMO)/standalone.log 2>&1 & \
+	 beside=$$!; trap 'kill $$beside 2>/dev/null || true' EXIT; \
+	 $(BIN)/asfedbridge run --out $(DEMO)/as-fedbridge; \
+	 echo; echo "waiting for Standalone, which trains beside it ..."; wait $$beside; \
+	 echo; $(BIN)/asfedbridge report $(DEMO)
+
+test: $(VENV)/.installed-dev ## install and run all tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev ## mypy
+	$(BIN)/mypy
+
+clean: ## remove the virtual environment, caches and demo runs
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

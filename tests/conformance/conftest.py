@@ -1,0 +1,222 @@
+"""A federation small enough to play many times, and an engine that keeps nothing between two messages but bytes."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Method, Neuron, Optimiser, Round, Shard, Task, Upload
+from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import draw, federate, play_round
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.run import Setting, prepare
+from asfedbridge.experiments.spec import apply_overrides
+
+SMALL = {
+    "fleet": "1*resnet18@0.125:ann,2*resnet18@0.125:snn",
+    "T": 2,
+    "train_per_class": 3,
+    "test_per_class": 2,
+    "batch_size": 16,
+    "feature_dim": 16,
+    "partition": "iid",
+    "rounds": 2,
+}
+Bits = dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]
+Metrics = dict[tuple[int, int], dict[str, float]]  # by round and client
+
+
+def bits(tensors: Mapping[str, Tensor]) -> Bits:
+    """Every bit of a payload, in a form that compares NaN with NaN and -0.0 with 0.0 as they are stored."""
+    plain = {name: t.detach().contiguous() for name, t in tensors.items()}
+    return {name: (t.dtype, tuple(t.shape), t.numpy().tobytes()) for name, t in plain.items()}
+
+
+def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    return safetensors.torch.save(dict(tensors))
+
+
+def from_bytes(content: bytes) -> Payload:
+    return dict(safetensors.torch.load(content))
+
+
+def rebuilt_method(method: Method) -> Method:
+    """The same method from its fields as text: whatever else an instance remembers is lost."""
+    fields = json.loads(json.dumps({f.name: getattr(method, f.name) for f in dataclasses.fields(method)}))
+    return type(method)(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+def rebuilt_task(task: Task) -> Task:
+    fields = json.loads(json.dumps(dataclasses.asdict(task)))
+    return Task(**fields | {"neuron": Neuron(**fields["neuron"]), "optimiser": Optimiser(**fields["optimiser"])})
+
+
+def rebuilt_info(info: ClientInfo) -> ClientInfo:
+    return ClientInfo(**json.loads(json.dumps(dataclasses.asdict(info))))
+
+
+class BytesEngine:
+    """Every message finds a client that was never there before; its state comes from bytes and goes back to bytes."""
+
+    def __init__(
+        self, method: Method, task: Task, infos: Sequence[ClientInfo], shards: Sequence[Shard], backwards: bool = False
+    ) -> None:
+        self.method, self.task, self.backwards = method, task, backwards
+        self.infos = {info.id: info for info in infos}
+        self.shards = dict(zip(self.infos, shards, strict=True))
+        self.states = {i: to_bytes(self._build(i).state_dict()) for i in self.infos}
+
+    def _build(self, client: int) -> Any:
+        method, task, info = rebuilt_method(self.method), rebuilt_task(self.task), rebuilt_info(self.infos[client])
+        return build_client(method, task, info, self.shards[client])
+
+    def clients(self) -> Sequence[ClientInfo]:
+        found = [rebuilt_info(info) for info in self.infos.values()]
+        return found[::-1] if self.backwards else found
+
+    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
+        replies = {}
+        for i in sorted(downs, reverse=self.backwards):
+            client = self._build(i)
+            client.load_state_dict(from_bytes(self.states[i]))
+            down = from_bytes(to_bytes(downs[i]))
+            up = take_turn(rebuilt_method(self.method), client, down, Round(rnd.index, rnd.total))
+            self.states[i] = to_bytes(client.state_dict())
+            replies[i] = Upload(from_bytes(to_bytes(up.payload)), json.loads(json.dumps(up.metrics)))
+        return replies
+
+    def client_state(self, client: int) -> Payload:
+        return from_bytes(self.states[client])
+
+    def load_client_state(self, client: int, state: Payload) -> None:
+        self.states[client] = to_bytes(state)
+
+
+class BackwardsEngine(LocalEngine):
+    """Clients take their turns, and reply, in the opposite order."""
+
+    def clients(self) -> Sequence[ClientInfo]:
+        return list(super().clients())[::-1]
+
+    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
+        return super().train(rnd, dict(reversed(downs.items())))
+
+
+@dataclass
+class Played:
+    server: Bits
+    clients: dict[int, Bits]
+    metrics: Metrics
+
+    def differences(self, other: "Played") -> list[str]:
+        """Names of everything that is not equal to the last bit."""
+        pairs = [("server", self.server, other.server)]
+        pairs += [(f"client {i}", self.clients[i], other.clients[i]) for i in self.clients]
+        pairs += [(f"metrics {i}", self.metrics.get(i, {}), other.metrics.get(i, {})) for i in self.metrics]
+        found = [f"keys: {set(self.metrics) ^ set(other.metrics)}"] if set(self.metrics) != set(other.metrics) else []
+        for name, ours, theirs in pairs:
+            keys = sorted(set(ours) | set(theirs))
+            found += [f"{name}: {key}" for key in keys if _text(ours.get(key)) != _text(theirs.get(key))]
+        return found
+
+
+def _text(value: object) -> str:
+    return repr(value)  # NaN equals NaN
+
+
+class Federation:
+    """One setting, played in several ways."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.task, self.infos, self.shards = setting.task, setting.clients, setting.shards
+        self._plain: dict[tuple[Method, float], Played] = {}
+
+    def plain(self, method: Method, participation: float = 1.0) -> Played:
+        """What every other way is compared with; played once."""
+        key = (method, participation)
+        if key not in self._plain:
+            self._plain[key] = self.play(method, self.engine(method), participation)
+        return self._plain[key]
+
+    def engine(self, method: Method, kind: Callable[..., Any] = LocalEngine, **options: Any) -> Any:
+        return kind(method, self.task, self.infos, self.shards, **options)
+
+    def play(
+        self,
+        method: Method,
+        engine: Any,
+        participation: float = 1.0,
+        start: int = 0,
+        state: Payload | None = None,
+        after: Callable[[Round, Payload], None] | None = None,
+    ) -> Played:
+        metrics: Metrics = {}
+
+        def after_round(rnd: Round, clients: Any, downs: Any, ups: Mapping[int, Upload], state: Payload) -> None:
+            _note(metrics, rnd, ups)
+            if after:
+                after(rnd, state)
+
+        server = federate(method, self.task, engine, after_round, participation, start, state)
+        return self.result(engine, server, metrics)
+
+    def play_over_bytes(self, method: Method, participation: float = 1.0, backwards: bool = False) -> Played:
+        """The same loop with everything rebuilt: the method every time, the server's state after every round."""
+        engine = self.engine(method, BytesEngine, backwards=backwards)
+        clients = sorted(engine.clients(), key=lambda c: c.id)
+        metrics: Metrics = {}
+        content = to_bytes(rebuilt_method(method).server_init(self.task, clients))
+        for index in range(self.task.rounds + 1):
+            rnd = Round(index, self.task.rounds)
+            chosen = draw(clients, participation, self.task.seed, rnd)
+            server, _, ups = play_round(
+                rebuilt_method(method), rebuilt_task(self.task), engine, from_bytes(content), rnd, chosen
+            )
+            content = to_bytes(server)
+            _note(metrics, rnd, ups)
+        return self.result(engine, from_bytes(content), metrics)
+
+    def result(self, engine: Any, server: Payload, metrics: Metrics) -> Played:
+        return Played(bits(server), {c.id: bits(engine.client_state(c.id)) for c in self.infos}, metrics)
+
+
+def _note(metrics: Metrics, rnd: Round, ups: Mapping[int, Upload]) -> None:
+    for i, up in ups.items():
+        metrics[rnd.index, i] = {key: value for key, value in up.metrics.items() if key != "seconds"}
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    return prepare(apply_overrides(quickstart(), SMALL), Path(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="session")
+def shared_federation(setting: Setting) -> Federation:
+    return Federation(setting)
+
+
+@pytest.fixture
+def federation(shared_federation: Federation) -> Iterator[Federation]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small are slower on more
+    yield shared_federation
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def backwards_engine() -> type[LocalEngine]:
+    return BackwardsEngine
+
+
+@pytest.fixture
+def to_bits() -> Callable[[Mapping[str, Tensor]], Bits]:
+    return bits

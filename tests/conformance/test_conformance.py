@@ -1,0 +1,154 @@
+"""The same bits in process, over bytes, in any order and after a resume: every registered method, every switch."""
+
+import dataclasses
+import inspect
+import shutil
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.protocol import METHODS, Client, Method, Round
+from asfedbridge.engines import checkpoint
+from asfedbridge.engines.loop import play_round
+
+SIZES = {"bridge_width": 0.34}  # hyper-parameters that only make a model smaller
+IDENTITY = {"specification": "a", "data": "b", "partition": "c"}
+
+
+def make(name: str, **changes: Any) -> Method:
+    fields = {f.name for f in dataclasses.fields(METHODS[name])}
+    return METHODS[name](**{k: v for k, v in SIZES.items() if k in fields} | changes)
+
+
+def switches(name: str) -> list[dict[str, Any]]:
+    """Every choice and truth value of a method's own fields that is not the default, one at a time."""
+    found = []
+    own = inspect.get_annotations(METHODS[name])  # an inherited switch is tried with the class it comes from
+    for field in (f for f in dataclasses.fields(METHODS[name]) if f.name in own):
+        hint = get_type_hints(METHODS[name])[field.name]
+        choices = (True, False) if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
+        found += [{field.name: choice} for choice in choices if choice != field.default]
+    return found
+
+
+def label(value: Any) -> str:
+    return ",".join(f"{k}={v}" for k, v in value.items()) or "default" if isinstance(value, dict) else str(value)
+
+
+SWITCHED = [(name, change) for name in sorted(METHODS) for change in switches(name)]
+
+
+def test_the_ablations_are_among_the_switches() -> None:
+    changed = {key for name, change in SWITCHED if name == "as-fedbridge" for key in change}
+    assert {"direction", "pseudo_spike", "personal_head", "pspr", "quantise", "rate_loss", "bn_buffers"} <= changed
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_over_bytes_is_the_same_to_the_bit(federation: Any, name: str, participation: float) -> None:
+    method = make(name)
+    over_bytes = federation.play_over_bytes(method, participation)
+    assert federation.plain(method, participation).differences(over_bytes) == []
+
+
+@pytest.mark.parametrize(("name", "change"), SWITCHED, ids=label)
+def test_every_switch_is_the_same_over_bytes(federation: Any, name: str, change: Any) -> None:
+    """With some clients away and the others in the opposite order."""
+    method = make(name, **change)
+    over_bytes = federation.play_over_bytes(method, participation=0.5, backwards=True)
+    assert federation.plain(method, 0.5).differences(over_bytes) == []
+
+
+def test_every_switch_of_as_fedbridge_does_something(federation: Any) -> None:
+    """Otherwise the comparison above would compare a configuration with itself."""
+    plain = federation.plain(make("as-fedbridge"), 0.5)
+    for change in switches("as-fedbridge"):
+        assert plain.differences(federation.plain(make("as-fedbridge", **change), 0.5)), change
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_order_of_execution_changes_nothing(federation: Any, backwards_engine: Any, name: str) -> None:
+    method = make(name)
+    backwards = federation.play(method, federation.engine(method, backwards_engine))
+    assert federation.plain(method).differences(backwards) == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_resumed_is_uninterrupted(federation: Any, tmp_path: Path, name: str) -> None:
+    """At every boundary between rounds, with clients in the checkpoint that have and have not trained yet."""
+    method = make(name)
+    engine = federation.engine(method)
+
+    def keep(rnd: Round, state: Any) -> None:
+        if not rnd.closing:
+            checkpoint.save(tmp_path / "last", rnd.index + 1, state, engine, IDENTITY)
+            shutil.copytree(tmp_path / "last", tmp_path / f"after-{rnd.index}")
+
+    plain = federation.play(method, engine, 0.5, after=keep)
+    assert plain.differences(federation.plain(method, 0.5)) == []  # looking changes nothing
+    for index in range(federation.task.rounds):
+        fresh = federation.engine(method)
+        restored = checkpoint.load(tmp_path / f"after-{index}", fresh, IDENTITY)
+        assert restored is not None
+        assert restored.next_round == index + 1
+        resumed = federation.play(method, fresh, 0.5, restored.next_round, restored.server)
+        assert {i for i, _ in resumed.metrics} == set(range(index + 1, federation.task.rounds + 1))
+        resumed.metrics = {key: plain.metrics[key] for key in plain.metrics if key[0] <= index} | resumed.metrics
+        assert plain.differences(resumed) == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_memory_is_never_shared(federation: Any, name: str) -> None:
+    """No tensor of the server, a download, an upload or a client lies in memory that another of them uses."""
+    method = make(name)
+    engine = federation.engine(method)
+    rnd = Round(0, federation.task.rounds)
+    state = method.server_init(federation.task, federation.infos)
+    server, downs, ups = play_round(method, federation.task, engine, state, rnd, federation.infos)
+    places = {"old server": state, "server": server}
+    for info in federation.infos:
+        client: Client = engine._clients[info.id]
+        live = {f"{m}.{k}": t for m, module in client.modules.items() for k, t in module.state_dict().items()}
+        live |= {f"{m}.{k}": t for m, buffers in client.momentum.items() for k, t in buffers.items()}
+        places |= {f"client {info.id}": live, f"down {info.id}": downs[info.id], f"up {info.id}": ups[info.id].payload}
+        places[f"state {info.id}"] = engine.client_state(info.id)
+    seen: dict[int, str] = {}
+    clashes = []
+    for place, tensors in places.items():
+        # A method without aggregation may hand its state on as it is; a copy is made when it is sent.
+        if place == "server" and server is state:
+            continue
+        for key, tensor in tensors.items():
+            owner = seen.setdefault(tensor.untyped_storage().data_ptr(), place)
+            if owner != place:
+                clashes.append(f"{place}: {key} lies in {owner}")
+    assert clashes == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_client_that_spoils_its_download_spoils_nobody_else(
+    federation: Any, to_bits: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    method = make(name)
+    rnd = Round(0, federation.task.rounds)
+
+    def play(spoil: bool) -> tuple[Any, Any, dict[int, Any]]:
+        engine = federation.engine(method)
+        original = METHODS[name].client_receive
+
+        def receive(self: Method, client: Client, down: Any, where: Round) -> None:
+            original(self, client, down, where)
+            if spoil and client.info.id == 0:
+                for tensor in down.values():
+                    tensor.fill_(1e3)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(METHODS[name], "client_receive", receive)
+            state = method.server_init(federation.task, federation.infos)
+            server, downs, _ = play_round(method, federation.task, engine, state, rnd, federation.infos)
+        sent = {i: to_bits(down) for i, down in downs.items()}
+        return to_bits(server), sent, {c.id: to_bits(engine.client_state(c.id)) for c in federation.infos}
+
+    assert play(spoil=True) == play(spoil=False)

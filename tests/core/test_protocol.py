@@ -1,0 +1,114 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Method, Optimiser, Output, Round, Task, register
+
+
+class NoData:
+    train_size = 0
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(())
+
+    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(())
+
+
+def make_client(value: float = 0.0) -> Client:
+    """Two modules filled with a value, momentum for one of them."""
+    client = Client(
+        ClientInfo(3, "ann", "tiny"), Task(2, 1, 8), nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), NoData()
+    )
+    client.add("helper", nn.Linear(2, 2))
+    client.momentum["backbone"] = {"0.weight": torch.full((2, 1, 3, 3), value)}
+    for module in client.modules.values():
+        for tensor in module.state_dict().values():
+            tensor.fill_(value)
+    return client
+
+
+def test_output_means_are_over_time() -> None:
+    out = Output(torch.tensor([[[1.0, 2.0]], [[3.0, 6.0]]]), torch.tensor([[[0.0, 1.0, 1.0]], [[0.0, 0.0, 1.0]]]))
+    assert out.logits.tolist() == [[2.0, 4.0]]
+    assert out.feature.tolist() == [[0.0, 0.5, 1.0]]
+
+
+def test_each_kind_has_its_rate_and_decay() -> None:
+    """The paper's table."""
+    optimiser = Optimiser()
+    assert (optimiser.rate("ann"), optimiser.decay("ann")) == (0.05, 1e-4)
+    assert (optimiser.rate("snn"), optimiser.decay("snn")) == (0.1, 5e-4)
+    assert optimiser.momentum == 0.9
+
+
+@pytest.mark.parametrize(("index", "closing"), [(0, False), (9, False), (10, True)])
+def test_the_closing_visit_comes_after_the_last_round(index: int, closing: bool) -> None:
+    assert Round(index, 10).closing == closing
+
+
+def test_a_client_is_restored_from_its_state() -> None:
+    state, other = make_client(1.0).state_dict(), make_client(0.0)
+    other.momentum["helper"] = {"weight": torch.zeros(2, 2)}  # not part of the state: must go
+    other.load_state_dict(state)
+    again = other.state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[key], tensor) for key, tensor in state.items())
+    assert (other.modules["helper"].weight == 1).all()
+    assert (other.backbone[1].running_mean == 1).all()
+    assert other.backbone[1].num_batches_tracked == 1
+    assert other.momentum.keys() == {"backbone"}
+    assert other.momentum["backbone"]["0.weight"].unique().tolist() == [1.0]
+
+
+def test_the_state_is_complete() -> None:
+    parts = {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    expected = {f"module/backbone/{name}" for name in parts} | {"module/helper/weight", "module/helper/bias"}
+    assert make_client().state_dict().keys() == expected | {"momentum/backbone/0.weight"}
+
+
+def test_states_are_copies_both_ways() -> None:
+    client = make_client(1.0)
+    state = client.state_dict()
+    for tensor in state.values():
+        tensor.fill_(5)
+    assert all((tensor == 1).all() for tensor in client.state_dict().values())
+    client.load_state_dict(state)
+    for tensor in state.values():
+        tensor.fill_(7)
+    assert all((tensor == 5).all() for tensor in client.state_dict().values())
+
+
+def test_an_incomplete_state_is_refused() -> None:
+    client = make_client()
+    state = client.state_dict()
+    del state["module/helper/bias"]
+    with pytest.raises(RuntimeError, match="bias"):
+        client.load_state_dict(state)
+
+
+def test_clients_rounds_and_stages_draw_differently() -> None:
+    client = make_client()
+    draws = {
+        client.generator(Round(index, 5), stage).initial_seed() for index in (0, 1) for stage in ("noise", "local")
+    }
+    client.info = ClientInfo(4, "ann", "tiny")
+    assert len(draws | {client.generator(Round(0, 5), "noise").initial_seed()}) == 5
+
+
+def test_two_methods_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asfedbridge.core.protocol.METHODS", METHODS.copy())
+    known = set(METHODS)
+
+    @register("a-name")
+    class First(Method): ...
+
+    assert First.name == "a-name"
+    with pytest.raises(ValueError, match="'a-name'"):
+
+        @register("a-name")
+        class Second(Method): ...
+
+    assert set(METHODS) == known

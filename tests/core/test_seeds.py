@@ -1,0 +1,54 @@
+import itertools
+
+import pytest
+import torch
+
+from asfedbridge.core.seeds import generator, seed
+
+PLACES = [
+    (42,),
+    (43,),
+    (42, "client", 3),
+    (42, "client", 4),
+    (42, "client", "3"),
+    (42, 3, "client"),
+    (42, "client", 3, "round", 7),
+    (42, "client", 3, "round", 7, "noise"),
+    (42, "client", 37, "round", "noise"),
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ((42,), 7014992390951794165),
+        ((42, "backbone"), 1471644562440282291),
+        ((42, "client", 3, "round", 7, "noise"), 1588857204714565934),
+        ((0, "partition", 10), 2015880403182386590),
+    ],
+)
+def test_seeds_never_change(place: tuple[int | str, ...], value: int) -> None:
+    """A change here makes every run ever recorded irreproducible."""
+    assert seed(*place) == value
+
+
+def test_places_do_not_share_a_seed() -> None:
+    for one, other in itertools.combinations(PLACES, 2):
+        assert seed(*one) != seed(*other), (one, other)
+
+
+def test_a_number_is_not_its_text() -> None:
+    assert seed(42, 1) != seed(42, "1")
+
+
+def test_seeds_fit_a_torch_generator() -> None:
+    assert all(0 <= seed(run, "x") < 2**63 for run in range(200))
+    assert max(seed(run, "x") for run in range(200)) >= 2**62  # the high bits are used
+
+
+def test_generators_repeat_and_leave_the_global_one_alone() -> None:
+    before = torch.get_rng_state()
+    one, same, other = (torch.randn(5, generator=generator(42, "a", i)) for i in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), before)

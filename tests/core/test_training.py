@@ -1,0 +1,152 @@
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asfedbridge.core import training
+from asfedbridge.core.errors import Diverged
+from asfedbridge.core.protocol import Client, ClientInfo, Kind, Optimiser, Output, Round, Task
+from asfedbridge.core.seeds import generator
+
+LR, DECAY, MOMENTUM = 0.1, 0.3, 0.9
+ROUND = Round(2, 10)
+
+
+class Points:
+    """Five examples of three numbers, two classes."""
+
+    train_size = 5
+    x = torch.randn(5, 3, 1, 1, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0, 1, 1, 0, 1])
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in torch.randperm(5, generator=generator).split(batch_size):
+            yield self.x[part], self.y[part]
+
+    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.x, self.y
+
+
+def make_client(kind: Kind = "ann", **task: object) -> Client:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    common = Task(2, 3, 1, batch_size=2, optimiser=Optimiser(momentum=MOMENTUM))
+    return Client(ClientInfo(7, kind, "tiny"), replace(common, **task), model, Points())
+
+
+def fit(client: Client, rnd: Round = ROUND, epochs: int = 2, stage: str = "local") -> dict[str, float]:
+    def terms(x: Tensor, y: Tensor) -> training.Terms:
+        z = client.backbone(x)
+        return {"ce": F.cross_entropy(z, y), "size": 0.1 * z.square().mean()}
+
+    return training.fit(client, rnd, stage, "backbone", terms, lr=LR, weight_decay=DECAY, epochs=epochs)
+
+
+def sgd_by_hand(model: nn.Module, rounds: list[Round], epochs: int) -> dict[str, float]:
+    """v <- momentum v + (g + decay w), w <- w - lr v; only matrices decay. Returns the last epoch's mean terms."""
+    velocity: dict[str, Tensor] = {}
+    sums: dict[str, float] = {}
+    for rnd in rounds:
+        draws = generator(42, "client", 7, "round", rnd.index, "local")
+        for _ in range(epochs):
+            sums = {"local.ce": 0.0, "local.size": 0.0}
+            for part in torch.randperm(5, generator=draws).split(2):
+                z = model(Points.x[part])
+                ce, size = F.cross_entropy(z, Points.y[part]), 0.1 * z.square().mean()
+                sums["local.ce"] += ce.item() * len(part) / 5
+                sums["local.size"] += size.item() * len(part) / 5
+                named = dict(model.named_parameters())
+                grads = torch.autograd.grad(ce + size, named.values())
+                for (name, w), g in zip(named.items(), grads, strict=True):
+                    step = g + (DECAY * w.detach() if name in ("1.weight", "3.weight") else 0)
+                    velocity[name] = MOMENTUM * velocity[name] + step if name in velocity else step
+                    w.data -= LR * velocity[name]
+    return sums
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_fit_is_sgd_with_momentum_that_spares_biases_and_norms(epochs: int) -> None:
+    client = make_client()
+    expected = copy.deepcopy(client.backbone)
+    means = sgd_by_hand(expected, [ROUND], epochs)
+    assert fit(client, epochs=epochs) == pytest.approx(means, rel=1e-4)
+    torch.testing.assert_close(client.backbone.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+def test_momentum_goes_on_in_the_next_round() -> None:
+    client = make_client()
+    expected = copy.deepcopy(client.backbone)
+    rounds = [Round(0, 10), Round(1, 10)]
+    sgd_by_hand(expected, rounds, epochs=1)
+    for rnd in rounds:
+        fit(client, rnd, epochs=1)
+    torch.testing.assert_close(client.backbone.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_restored_client_goes_on_exactly_where_it_was() -> None:
+    client, resumed = make_client(), make_client()
+    fit(client, Round(0, 10))
+    resumed.load_state_dict(client.state_dict())
+    for one in (client, resumed):
+        fit(one, Round(1, 10))
+    states = client.state_dict(), resumed.state_dict()
+    assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
+
+
+def test_without_its_momentum_a_client_goes_elsewhere() -> None:
+    client, fresh = make_client(), make_client()
+    fit(client, Round(0, 10))
+    fresh.load_state_dict({key: t for key, t in client.state_dict().items() if not key.startswith("momentum/")})
+    for one in (client, fresh):
+        fit(one, Round(1, 10))
+    assert not torch.equal(client.backbone[1].weight, fresh.backbone[1].weight)
+
+
+def test_watchers_see_every_epoch() -> None:
+    client, seen = make_client(), []
+    client.watch = lambda *what: seen.append(what)
+    means = fit(client, epochs=2)
+    assert [(stage, epoch, epochs) for stage, epoch, epochs, _ in seen] == [("local", 0, 2), ("local", 1, 2)]
+    assert means == {f"local.{name}": value for name, value in seen[-1][3].items()}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_divergence_names_client_round_stage_and_term(bad: float) -> None:
+    client = make_client()
+    before = client.state_dict()
+
+    def terms(x: Tensor, y: Tensor) -> training.Terms:
+        return {"ce": client.backbone(x).sum(), "kd": client.backbone(x).sum() * bad}
+
+    with pytest.raises(Diverged, match=r"client 7 .*round 2, inject: loss 'kd' is -?(nan|inf)"):
+        training.fit(client, ROUND, "inject", "backbone", terms, lr=LR, weight_decay=0.0, epochs=1)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in client.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "expected"),
+    [("ann", "ce", "mean"), ("ann", "tet", "mean"), ("snn", "ce", "mean"), ("snn", "tet", "steps")],
+)
+def test_the_task_says_how_an_snn_is_supervised(kind: Kind, loss: str, expected: str) -> None:
+    z, y = torch.tensor([[[2.0, 0.0]], [[-4.0, 0.0]]]), torch.tensor([0])
+    value = training.supervise(make_client(kind, snn_loss=loss), Output(z, z), y).item()
+    on_mean = math.log(1 + math.exp(1))  # mean logits -1, 0
+    steps = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(4))) / 2
+    squares = (1 + 1 + 25 + 1) / 4
+    assert value == pytest.approx(on_mean if expected == "mean" else (1 - 1e-4) * steps + 1e-4 * squares, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "rate", "decay"), [("ann", 0.05, 1e-4), ("snn", 0.1, 5e-4)])
+def test_the_backbone_gets_its_kinds_settings(
+    kind: Kind, rate: float, decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, float] = {}
+    monkeypatch.setattr(training, "fit", lambda *_, **settings: given.update(settings))
+    training.fit_backbone(make_client(kind, epochs=3), Round(5, 10), "local", lambda out, x, y: {})
+    assert given == {"lr": pytest.approx(rate / 2), "weight_decay": decay, "epochs": 3}  # half-way of the cosine

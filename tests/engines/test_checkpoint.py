@@ -1,0 +1,286 @@
+"""Checkpoints are whole or not there."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.engines import checkpoint, files
+from asfedbridge.engines.checkpoint import load, save
+
+IDENTITY = {"specification": "s" * 64, "data": "d" * 64, "partition": "p" * 64}
+
+
+class Shelf:
+    """An engine that only keeps states."""
+
+    def __init__(self, value: float = 0.0, clients: int = 2) -> None:
+        self.states: dict[int, Payload] = {i: {"module/a/w": torch.full((3,), value + i)} for i in range(clients)}
+
+    def clients(self) -> list[ClientInfo]:
+        return [ClientInfo(i, "ann", "resnet18") for i in self.states]
+
+    def client_state(self, client: int) -> Payload:
+        return self.states[client]
+
+    def load_client_state(self, client: int, state: Payload) -> None:
+        self.states[client] = state
+
+
+def write(root: Path, next_round: int, value: float, identity: Any = IDENTITY) -> None:
+    save(root, next_round, {"w": torch.full((2,), value)}, Shelf(value), identity)  # type: ignore[arg-type]
+
+
+def read(root: Path, identity: Any = IDENTITY) -> tuple[int, float, list[float]] | None:
+    shelf = Shelf(-1.0)
+    found = load(root, shelf, identity)  # type: ignore[arg-type]
+    if found is None:
+        return None
+    return found.next_round, found.server["w"][0].item(), [s["module/a/w"][0].item() for s in shelf.states.values()]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+def test_what_is_written_is_read(root: Path) -> None:
+    assert read(root) is None
+    write(root, 1, 10.0)
+    assert read(root) == (1, 10.0, [10.0, 11.0])
+    assert [p.name for p in root.iterdir()] == ["round-000001"]
+    assert {p.name for p in (root / "round-000001").iterdir()} == {
+        "checkpoint.json", "server.safetensors", "client-0000.safetensors", "client-0001.safetensors",
+    }  # fmt: skip
+
+
+def test_an_empty_server_state_is_a_state(root: Path) -> None:
+    save(root, 1, {}, Shelf(), IDENTITY)  # type: ignore[arg-type]
+    found = load(root, Shelf(), IDENTITY)  # type: ignore[arg-type]
+    assert found == checkpoint.Checkpoint(1, {})
+
+
+def test_the_newer_replaces_the_older(root: Path) -> None:
+    for index in (1, 9, 10, 100):
+        write(root, index, float(index))
+        assert [p.name for p in root.iterdir()] == [f"round-{index:06d}"]
+        assert read(root) == (index, float(index), [float(index), index + 1.0])
+
+
+def test_the_newest_is_read_even_if_an_older_is_there(root: Path, tmp_path: Path) -> None:
+    write(root, 2, 2.0)
+    shutil.copytree(root / "round-000002", tmp_path / "kept")
+    write(root, 10, 10.0)
+    shutil.copytree(tmp_path / "kept", root / "round-000002")  # as if power failed before it was removed
+    assert read(root) == (10, 10.0, [10.0, 11.0])
+    write(root, 11, 11.0)
+    assert [p.name for p in root.iterdir()] == ["round-000011"]
+
+
+def test_the_older_is_removed_only_when_the_newer_is_complete(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, 1, 1.0)
+    there: list[tuple[bool, set[str]]] = []
+    original = shutil.rmtree
+
+    def watched(path: Path, **options: Any) -> None:
+        if Path(path).name == "round-000001":
+            there.append(((root / "round-000002").is_dir(), {p.name for p in (root / "round-000002").iterdir()}))
+        original(path, **options)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", watched)
+    write(root, 2, 2.0)
+    assert len(there) == 1
+    assert there[0][0]
+    assert {"checkpoint.json", "server.safetensors", "client-0001.safetensors"} <= there[0][1]
+
+
+def test_everything_is_flushed_before_the_rename(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(
+        files.os, "fsync", lambda handle: (log.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
+    )
+    monkeypatch.setattr(Path, "rename", lambda self, to: (log.append("rename"), rename(self, to))[1])
+    write(root, 1, 1.0)
+    names = [Path(entry).name for entry in log]
+    cut = names.index("rename")
+    assert set(names[:cut]) == {
+        "server.safetensors", "client-0000.safetensors", "client-0001.safetensors", "checkpoint.json",
+        "round-000001.partial",
+    }  # fmt: skip
+    assert names[cut + 1 :] == ["checkpoint"]
+
+
+def test_leftovers_of_a_crash_are_ignored_and_cleaned(root: Path) -> None:
+    write(root, 1, 1.0)
+    for name in ("round-000002.partial", "round-000001.partial"):
+        (root / name).mkdir()
+        (root / name / "server.safetensors").write_bytes(b"half")
+    assert read(root) == (1, 1.0, [1.0, 2.0])
+    write(root, 2, 2.0)
+    assert [p.name for p in root.iterdir()] == ["round-000002"]
+    assert read(root) == (2, 2.0, [2.0, 3.0])
+
+
+def test_only_leftovers_are_no_checkpoint(root: Path) -> None:
+    (root / "round-000001.partial").mkdir(parents=True)
+    assert read(root) is None
+
+
+def test_a_round_can_be_written_again(root: Path) -> None:
+    write(root, 1, 1.0)
+    write(root, 1, 5.0)
+    assert read(root) == (1, 5.0, [5.0, 6.0])
+
+
+FILES = ("server.safetensors", "client-0000.safetensors", "client-0001.safetensors", "checkpoint.json")
+
+
+def one_line(root: Path, identity: Any = IDENTITY) -> str:
+    with pytest.raises(BadInput) as caught:
+        read(root, identity)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", FILES[:3])
+@pytest.mark.parametrize("place", [0, 12, -1])
+def test_a_flipped_bit_is_found(root: Path, name: str, place: int) -> None:
+    write(root, 1, 1.0)
+    path = root / "round-000001" / name
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    message = one_line(root)
+    assert str(path) in message
+    assert "damaged" in message
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("keep", [0, 10, -1])
+def test_a_cut_file_is_found(root: Path, name: str, keep: int) -> None:
+    write(root, 1, 1.0)
+    path = root / "round-000001" / name
+    path.write_bytes(path.read_bytes()[:keep])
+    assert f"{path}: this checkpoint is damaged" in one_line(root)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_found(root: Path, name: str) -> None:
+    write(root, 1, 1.0)
+    (root / "round-000001" / name).unlink()
+    assert f"{root / 'round-000001' / name}: this checkpoint is damaged" in one_line(root)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "5", "{}", "\xff\xfe", '{"next_round": "x"}'])
+def test_a_broken_index_is_found(root: Path, text: str) -> None:
+    write(root, 1, 1.0)
+    (root / "round-000001" / "checkpoint.json").write_bytes(text.encode("latin-1"))
+    assert "checkpoint.json: this checkpoint is damaged" in one_line(root)
+
+
+@pytest.mark.parametrize("field", ["sha256", "identity", "next_round"])
+@pytest.mark.parametrize("value", [None, [], "x"])
+def test_a_wrong_type_in_the_index_is_found(root: Path, field: str, value: Any) -> None:
+    write(root, 1, 1.0)
+    path = root / "round-000001" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    assert str(root / "round-000001") in one_line(root)
+
+
+def test_another_format_is_refused(root: Path) -> None:
+    write(root, 1, 1.0)
+    path = root / "round-000001" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    assert "format 99" in one_line(root)
+
+
+@pytest.mark.parametrize("what", ["specification", "data", "partition"])
+def test_another_identity_is_refused_by_name(root: Path, what: str) -> None:
+    write(root, 1, 1.0)
+    message = one_line(root, IDENTITY | {what: "x" * 64})
+    assert f"belongs to another {what}" in message
+    assert "x" * 12 in message
+    assert IDENTITY[what][:12] in message
+
+
+def test_a_client_the_checkpoint_does_not_know_is_refused(root: Path) -> None:
+    write(root, 1, 1.0)
+    with pytest.raises(BadInput, match=r"client-0002\.safetensors: this checkpoint is damaged"):
+        load(root, Shelf(clients=3), IDENTITY)  # type: ignore[arg-type]
+
+
+def test_states_that_do_not_fit_the_clients_are_refused(root: Path) -> None:
+    class Picky(Shelf):
+        def load_client_state(self, client: int, state: Payload) -> None:
+            torch.nn.Linear(2, 2).load_state_dict(state)
+
+    write(root, 1, 1.0)
+    with pytest.raises(BadInput, match="damaged") as caught:
+        load(root, Picky(), IDENTITY)  # type: ignore[arg-type]
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("half", [True, False])
+def test_a_full_disk_leaves_the_last_checkpoint_good(
+    root: Path, monkeypatch: pytest.MonkeyPatch, call: int, half: bool
+) -> None:
+    write(root, 1, 1.0)
+    original, calls = files.write_through, []
+
+    def fails(path: Path, content: bytes) -> None:
+        calls.append(path)
+        if len(calls) == call + 1:
+            if half:
+                path.write_bytes(content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_through", fails)
+        with pytest.raises(OSError, match="No space"):
+            write(root, 2, 2.0)
+    assert len(calls) == call + 1
+    assert read(root) == (1, 1.0, [1.0, 2.0])
+    write(root, 2, 2.0)
+    assert read(root) == (2, 2.0, [2.0, 3.0])
+    assert [p.name for p in root.iterdir()] == ["round-000002"]
+
+
+def test_a_failed_rename_leaves_the_last_checkpoint_good(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, 1, 1.0)
+
+    def fails(self: Path, target: Path) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            write(root, 2, 2.0)
+    assert read(root) == (1, 1.0, [1.0, 2.0])
+
+
+def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.json"
+    files.write_atomic(path, b"old")
+
+    def fails(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", fails)
+        with pytest.raises(OSError, match="No space"):
+            files.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    files.write_atomic(path, b"newer")
+    assert path.read_bytes() == b"newer"
+    assert [p.name for p in tmp_path.iterdir()] == ["file.json"]

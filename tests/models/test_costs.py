@@ -1,0 +1,65 @@
+"""The paper's sizes and operation counts, recounted from the layers of built models."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.training import count_trainable
+from asfedbridge.models.zoo import build_backbone, build_bridge
+
+Infos = Callable[..., ClientInfo]
+
+
+def mflops(model: nn.Module, channels: int = 3, size: int = 32) -> dict[str, float]:
+    """Per layer, in millions, two per multiply-add of convolutions and linear layers, for one image."""
+    count: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
+            if isinstance(layer, nn.Conv2d):
+                height, width = layer.kernel_size
+                each = layer.in_channels // layer.groups * height * width
+            else:
+                each = layer.in_features
+            count[name] = 2e-6 * output.numel() * each
+
+        return hook
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(watch(name))
+    with torch.no_grad():
+        model.eval()(torch.zeros(1, channels, size, size))
+    return count
+
+
+@pytest.mark.parametrize("kind", ["ann", "snn"])
+@pytest.mark.parametrize(
+    ("width", "scalars", "megabytes"), [(1.0, 11_325_860, 43.205), (0.5, 2_886_532, 11.011), (0.25, 758_900, 2.895)]
+)
+def test_size_of_resnet18(cifar100: Task, info: Infos, kind: str, width: float, scalars: int, megabytes: float) -> None:
+    model = build_backbone(cifar100, info(kind, width=width))
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == scalars == count_trainable(model)
+    assert 4 * scalars / 2**20 == pytest.approx(megabytes, abs=5e-4)
+
+
+@pytest.mark.parametrize(("width", "total"), [(1.0, 1111.149), (0.5, 278.78), (0.25, 70.21)])
+def test_operations_of_resnet18(cifar100: Task, info: Infos, width: float, total: float) -> None:
+    count = mflops(build_backbone(cifar100, info(width=width)))
+    assert sum(count.values()) == pytest.approx(total, abs=0.005 if width < 1 else 0.0005)
+
+
+def test_operations_that_stay_dense(cifar100: Task, info: Infos) -> None:
+    """Stem, projection and classifier: 3.85 MFLOPs of the binary network's row."""
+    count = mflops(build_backbone(cifar100, info(width=1.0)))
+    assert count["stem"] == pytest.approx(3.539, abs=5e-4)
+    assert count["stem"] + count["projector"] + count["classifier"] == pytest.approx(3.852, abs=5e-4)
+
+
+def test_the_bridge_meets_the_papers_budget(cifar100: Task) -> None:
+    bridge = build_bridge(cifar100, 1.0, "batch")
+    assert round(4 * sum(p.numel() for p in bridge.body.parameters()) / 2**20, 2) == 3.93
+    assert sum(mflops(bridge).values()) == pytest.approx(98.09, rel=0.01)

@@ -1,0 +1,91 @@
+"""Progress: one line per round on a stream that is no terminal, a moving line on one that is."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.run import Setting
+from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.report.listings import download_bar, list_topic
+from asfedbridge.report.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+SPEC = apply_overrides(quickstart(), {"rounds": 2, "fleet": "resnet18:ann,resnet18:snn"})
+CLIENTS = [ClientInfo(0, "ann", "resnet18", train_size=30), ClientInfo(1, "snn", "resnet18", train_size=12)]
+SETTING = Setting(Task(10, 1, 8), CLIENTS, [], "", "")
+
+
+def records(index: int, point: str, *accuracies: float) -> list[dict[str, Any]]:
+    return [
+        {"round": index, "client": c.id, "kind": c.kind, f"{point}.accuracy": a, "received.bridge_accuracy": 5.0}
+        for c, a in zip(CLIENTS, accuracies, strict=True)
+    ]
+
+
+def play(stream: io.StringIO, start: int = 0) -> str:
+    progress = Progress(stream)
+    progress.run_begins(SPEC, SETTING, start)
+    for index in range(start, 2):
+        progress.epoch_ends(CLIENTS[0], "extract", 0, 1, {"ce": 2.25})
+        progress.round_ends(records(index, "trained", 10.0, 30.0))
+    progress.round_ends(records(2, "received", 20.0, 50.0))
+    return stream.getvalue()
+
+
+def test_a_log_has_one_plain_line_per_round() -> None:
+    text = play(io.StringIO())
+    lines = text.splitlines()
+    assert len(lines) == 4
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "42 training images, 8x8, Dirichlet(0.5), 2 clients" in lines[0]
+    assert lines[1].startswith("round 1/2  accuracy ann  10.00  snn  30.00  all  20.00  Bridge   5.00")
+    assert lines[2].startswith("round 2/2")
+    assert lines[3].startswith("closing visit  accuracy ann  20.00  snn  50.00  all  35.00")
+
+
+def test_a_resumed_run_says_so() -> None:
+    lines = play(io.StringIO(), start=1).splitlines()
+    assert "resumed after round 1" in lines[1]
+    assert lines[2].startswith("round 2/2")
+
+
+def test_a_terminal_sees_every_epoch_on_one_line() -> None:
+    text = play(Terminal())
+    assert "round 1/2  client 1/2 ann  extract 1/1  ce 2.250" in text
+    assert text.count("\n") == 4
+
+
+@pytest.mark.parametrize("topic", ["methods", "models", "data", "recipes"])
+def test_every_topic_lists_something(topic: str, tmp_path: Path) -> None:
+    text = list_topic(topic, str(tmp_path))
+    expected = {"methods": "as-fedbridge", "models": "resnet18", "data": "digits", "recipes": "quickstart"}[topic]
+    assert any(line.startswith(expected) for line in text.splitlines())
+
+
+def test_methods_are_listed_with_their_fields() -> None:
+    text = list_topic("methods")
+    assert "mu=0.01" in text
+    assert "alpha_teach=0.16,0.05" in text
+    assert "no hyper-parameters" in text
+
+
+def test_a_download_is_told_once_in_a_log_and_drawn_on_a_terminal() -> None:
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        show = download_bar(stream)
+        for done in (0, 2**19, 2**20):
+            show("a.tar.gz", done, 2**20)
+        show("b", 5, None)
+    assert log.getvalue() == "a.tar.gz\nb\n"
+    assert terminal.getvalue().count("\n") == 1
+    assert "1.0 MB of 1.0 MB" in terminal.getvalue()

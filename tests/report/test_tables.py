@@ -1,0 +1,91 @@
+"""Tables: every run a row, every number where its head is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.report.tables import client_rows, find_summaries, render_markdown, render_text, run_rows
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "method": "as-fedbridge", "data": "digits", "seed": 42, "partition": "dirichlet", "alpha": 0.5,
+        "accuracy": {"ann": 50.0, "snn": 25.0, "all": 37.5}, "best": {"round": 1, "all": 40.0},
+        "bridge": {"all": 12.345}, "point": "trained", "payload_mb": 3.9321, "wall_seconds": 90.0,
+        "clients": [
+            {"id": 0, "kind": "ann", "width": 0.25, "T": 1, "accuracy": 50.0, "train": 9, "test": 3, "model": "r18"},
+            {"id": 1, "kind": "snn", "width": 1.0, "T": 8, "accuracy": 25.0, "train": 8, "test": 2, "model": "r18"},
+        ],
+    } | changes  # fmt: skip
+
+
+def columns(rows: list[list[str]], row: int = 1) -> dict[str, str]:
+    return dict(zip(rows[0], rows[row], strict=True))
+
+
+def test_a_run_is_a_row() -> None:
+    assert columns(run_rows([summary()])) == {
+        "method": "as-fedbridge", "data": "digits", "split": "Dir(0.5)", "seed": "42", "ANN": "50.00", "SNN": "25.00",
+        "all": "37.50", "best all": "40.00", "Bridge": "12.35", "point": "trained", "payload MB": "3.93",
+        "minutes": "1.5",
+    }  # fmt: skip
+
+
+def test_runs_with_other_groups_share_a_table() -> None:
+    other = summary(accuracy={"ann": 60.0, "all": 60.0}, partition="iid", best=None)
+    del other["bridge"]
+    row = columns(run_rows([summary(), other]), 2)
+    assert (row["ANN"], row["SNN"], row["all"]) == ("60.00", "-", "60.00")
+    assert (row["split"], row["best all"], row["Bridge"]) == ("iid", "-", "-")
+
+
+def test_a_client_is_a_row() -> None:
+    assert client_rows(summary())[1:] == [
+        ["0", "ann", "r18@0.25", "9", "3", "50.00"],
+        ["1", "snn", "r18@1 T=8", "8", "2", "25.00"],
+    ]
+
+
+def test_a_client_without_accuracy_has_a_dash() -> None:
+    clients = summary()["clients"]
+    clients[0]["accuracy"] = None
+    assert client_rows(summary(clients=clients))[1][-1] == "-"
+
+
+def test_text_columns_stand_under_their_heads() -> None:
+    lines = render_text([["name", "x"], ["a", "1.00"], ["longer", "22.00"]]).splitlines()
+    assert lines == ["name        x", "-------------", "a        1.00", "longer  22.00"]
+
+
+def test_markdown() -> None:
+    assert render_markdown([["a", "b", "c"], ["1", "2", "3"]]) == "| a | b | c |\n|---|---:|---:|\n| 1 | 2 | 3 |"
+
+
+def store(path: Path, content: Any) -> None:
+    path.mkdir(parents=True)
+    (path / "summary.json").write_text(json.dumps(content))
+
+
+def test_finished_runs_are_found_below_a_folder(tmp_path: Path) -> None:
+    store(tmp_path / "grid" / "b", summary(seed=2))
+    store(tmp_path / "grid" / "a", summary(seed=1))
+    (tmp_path / "grid" / "unfinished").mkdir()
+    store(tmp_path / "one", summary(seed=3))
+    assert [s["seed"] for s in find_summaries([tmp_path / "one", tmp_path / "grid"])] == [3, 1, 2]
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="none: there is no such folder"):
+        find_summaries([tmp_path / "none"])
+    with pytest.raises(BadInput, match=r"no finished run here \(no summary.json\)"):
+        find_summaries([tmp_path])
+
+
+@pytest.mark.parametrize("content", [{"method": "x"}, {"accuracy": 5}, [1]])
+def test_a_summary_that_is_not_ours_is_named(tmp_path: Path, content: Any) -> None:
+    store(tmp_path / "foreign", content)
+    with pytest.raises(BadInput, match="foreign"):
+        run_rows(find_summaries([tmp_path]))

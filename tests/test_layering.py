@@ -1,0 +1,140 @@
+"""Who may import whom: core < models < data < methods < engines < analysis < experiments < report < cli."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import asfedbridge
+
+ROOT = Path(asfedbridge.__file__).parent
+ORDER = ("core", "models", "data", "methods", "engines", "analysis", "experiments", "report", "cli")
+CORE_MAY_USE = {"torch", "numpy", "asfedbridge", *sys.stdlib_module_names}
+ONLY_IN = {"flwr": "engines/flower.py", "pickle": "data/cifar.py"}  # a package, and the one file that may import it
+NOWHERE = {"torchvision", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+NAMELESS = {"utils", "base", "common", "helpers", "misc"}
+
+
+def imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Line and dotted target of every import, wherever it stands; relative ones are resolved."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, tuple(alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            module = (*start, *(node.module.split(".") if node.module else ()))
+            for alias in node.names:
+                yield node.lineno, (*module, alias.name)
+        elif isinstance(node, ast.Call):
+            named = ast.unparse(node.func) in ("importlib.import_module", "__import__") and node.args
+            if named and isinstance(node.args[0], ast.Constant):
+                yield node.lineno, tuple(str(node.args[0].value).split("."))
+
+
+def unpickles(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that pickle without importing pickle."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("torch.save", "torch.load", "np.save", "numpy.save"):
+                yield node.lineno, called
+            for keyword in node.keywords:
+                if keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False":
+                    yield node.lineno, "allow_pickle"
+
+
+def violations(root: Path) -> list[str]:
+    """One line for every import below ``root`` (the package's folder) that breaks a rule."""
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root)
+        where = path.as_posix()
+        package = ("asfedbridge", *path.parts[:-1])
+        layer = path.parts[0].removesuffix(".py")
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if layer in ("__init__", "__main__"):
+            layer = "cli" if layer == "__main__" else "core"
+        if layer not in ORDER:
+            found.append(f"{where}: '{layer}' has no place in the order")
+            continue
+        if file.stem in NAMELESS:
+            found.append(f"{where}: '{file.stem}' names nothing")
+        for line, call in unpickles(tree):
+            found.append(f"{where}:{line}: {call} pickles")
+        for line, target in imports(tree, package):
+            top = target[0]
+            if top in NOWHERE or (top in ONLY_IN and where != ONLY_IN[top]):
+                found.append(f"{where}:{line}: imports {top}")
+            if layer == "core" and top not in CORE_MAY_USE:
+                found.append(f"{where}:{line}: core imports {top}")
+            if top == "asfedbridge" and len(target) > 1 and target[1] != "__version__":
+                other = target[1]
+                if other not in ORDER:
+                    found.append(f"{where}:{line}: imports asfedbridge.{other}, which has no place in the order")
+                elif ORDER.index(other) > ORDER.index(layer):
+                    found.append(f"{where}:{line}: {layer} imports {other}")
+    return found
+
+
+def test_every_import_goes_up() -> None:
+    assert violations(ROOT) == []
+
+
+def test_the_walk_saw_the_package() -> None:
+    files = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py")}
+    assert {"core/protocol.py", "engines/loop.py", "experiments/spec.py", "cli.py"} <= files
+    targets = {t for _, t in imports(ast.parse((ROOT / "cli.py").read_text()), ("asfedbridge",))}
+    assert ("asfedbridge", "experiments", "run", "execute") in targets  # an import inside a function
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("core/a.py", "import asfedbridge.models.zoo", "core/a.py:1: core imports models"),
+        ("core/a.py", "from asfedbridge import data", "core/a.py:1: core imports data"),
+        ("core/a.py", "import torch, numpy, os\nimport safetensors", "core/a.py:2: core imports safetensors"),
+        (
+            "models/a.py",
+            "def f():\n    from asfedbridge.data.loader import Shard",
+            "models/a.py:2: models imports data",
+        ),
+        ("methods/a.py", "from ..engines import loop", "methods/a.py:1: methods imports engines"),
+        ("methods/a.py", "from .. import engines", "methods/a.py:1: methods imports engines"),
+        (
+            "engines/a.py",
+            "from asfedbridge.experiments.spec import Spec",
+            "engines/a.py:1: engines imports experiments",
+        ),
+        ("report/a.py", "import asfedbridge.cli", "report/a.py:1: report imports cli"),
+        ("experiments/a.py", "import flwr", "experiments/a.py:1: imports flwr"),
+        ("data/a.py", "from torchvision import datasets", "data/a.py:1: imports torchvision"),
+        ("engines/a.py", "import pickle", "engines/a.py:1: imports pickle"),
+        ("engines/a.py", "import torch\ntorch.save({}, 'x')", "engines/a.py:2: torch.save pickles"),
+        ("data/a.py", "np.load(f, allow_pickle=True)", "data/a.py:1: allow_pickle pickles"),
+        ("core/a.py", "importlib.import_module('asfedbridge.report')", "core/a.py:1: core imports report"),
+        ("extras/a.py", "", "extras/a.py: 'extras' has no place in the order"),
+        ("core/utils.py", "", "core/utils.py: 'utils' names nothing"),
+    ],
+)
+def test_the_walk_finds_a_planted_violation(tmp_path: Path, path: str, text: str, expected: str) -> None:
+    (tmp_path / path).parent.mkdir()
+    (tmp_path / path).write_text(text)
+    assert violations(tmp_path) == [expected]
+
+
+def test_the_walk_lets_good_imports_pass(tmp_path: Path) -> None:
+    good = {
+        "core/a.py": "import math, torch\nfrom asfedbridge.core import b\nfrom . import b",
+        "data/cifar.py": "import pickle",
+        "data/b.py": "np.load(f, allow_pickle=False)",
+        "engines/flower.py": "import flwr\nfrom asfedbridge.methods import fedavg\nfrom .loop import draw",
+        "cli.py": "from asfedbridge import __version__\nfrom asfedbridge.report import tables",
+        "__main__.py": "from asfedbridge.cli import main",
+    }
+    for path, text in good.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert violations(tmp_path) == []
