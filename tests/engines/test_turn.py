@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import payload
-from asfedbridge.core.payload import Payload
+from asfedbridge.core.payload import GuardError, Payload
 from asfedbridge.core.protocol import Client, Method, Round, Upload
 from asfedbridge.engines import client as turns
 from asfedbridge.engines.client import build_client, evaluate, take_turn
@@ -164,6 +164,32 @@ def test_the_bridge_is_evaluated_beside_the_backbone(pair: Any, evaluations: lis
     assert len(evaluations) == 4
     take_turn(method, client, down, Round(1, 1))  # the Bridge is new, the backbone is not
     assert len(evaluations) == 5
+
+
+def test_a_private_tensor_is_stopped_at_the_client(pair: Any) -> None:
+    """Before the engine moves it anywhere; the server's check is a second one."""
+
+    @dataclass(frozen=True)
+    class Sending(Standalone):
+        def client_round(self, client: Client, rnd: Round) -> Upload:
+            return Upload({"stem.weight": client.backbone.stem.weight.detach()})  # type: ignore[union-attr]
+
+    with pytest.raises(GuardError, match=r"upload of client 1 .*round 0: tensor 'stem\.weight' is private"):
+        take_turn(Sending(), client_of(pair, Sending(), 1), {}, Round(0, 2))
+
+
+def test_a_restored_client_shares_nothing_with_the_state_it_came_from(make_engine: Any) -> None:
+    engine = make_engine(Standalone())
+    engine.train(Round(0, 2), {0: {}})
+    state = engine.client_state(0)
+    assert any(name.startswith("momentum/") for name in state)
+    engine.load_client_state(0, state)
+    before = {name: t.clone() for name, t in state.items()}
+    for tensor in state.values():
+        tensor.fill_(3)
+    after = engine.client_state(0)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], t) for name, t in before.items())
 
 
 def test_the_upload_is_a_copy(pair: Any) -> None:

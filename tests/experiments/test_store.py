@@ -116,6 +116,13 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=True)
 
 
+def test_a_run_holds_its_own_folder(tmp_path: Path) -> None:
+    running = RunFolder(tmp_path, SPEC, resume=False)
+    assert "another process is running in this folder" in refused(running.path, resume=True)
+    del running
+    RunFolder(tmp_path, SPEC, resume=True)
+
+
 def test_a_lock_left_by_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     RunFolder(tmp_path, SPEC, resume=False)
