@@ -106,18 +106,18 @@ def command_run(args: argparse.Namespace) -> int:
 
     if args.resume and args.out is None:
         raise BadInput("--resume needs --out DIR, the folder of the run to go on with")
-    spec = None
     if args.resume and not args.what:
         spec = read_spec(args.out, base=quickstart())
-    spec = spec or resolve(args.what)
+        if spec is None:
+            raise BadInput(f"--out {args.out}: there is no run to resume here; name a recipe to begin one")
+    else:
+        spec = resolve(args.what)
     out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         summary = execute(spec, out, data_root(args.data_root), Progress(), args.resume)
     except KeyboardInterrupt:
-        kept = (out / "checkpoint").is_dir()
-        how = f"go on with: asfedbridge run --resume --out {out}" if kept else "no round was complete yet"
-        print(f"\ninterrupted; {how}", file=sys.stderr)
+        print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
         return INTERRUPTED
     table = f"\n{render_text(client_rows(summary))}\n\n{render_text(run_rows([summary]))}\n\nrun folder: {out}"
     print(table, file=sys.stderr if args.json else sys.stdout)
@@ -171,10 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(argv)
         return int(globals()[f"command_{args.command}"](args))
     except BadInput as error:
-        print(f"asfedbridge: {error}", file=sys.stderr)
+        print("asfedbridge:", *str(error).splitlines(), file=sys.stderr)
         return BAD_USAGE
     except Diverged as error:
-        print(f"asfedbridge: {error}; the checkpoint before it is good", file=sys.stderr)
+        print(f"asfedbridge: {error}; rounds before this one are kept", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

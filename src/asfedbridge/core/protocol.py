@@ -146,7 +146,7 @@ class Client:
         self.modules: dict[str, nn.Module] = {}
         self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
         self.watch: Watch | None = None
-        self.evaluated: dict[str, tuple[object, dict[str, float]]] = {}  # the engine's cache, not part of the state
+        self.evaluated: dict[str, tuple[int, dict[str, float]]] = {}  # the engine's cache, not part of the state
         self.add("backbone", backbone)
 
     @property

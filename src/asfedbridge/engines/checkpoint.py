@@ -59,7 +59,7 @@ def load(root: Path, engine: Engine, identity: Mapping[str, str]) -> Checkpoint 
     folder = folders[-1]
     try:
         index = json.loads((folder / INDEX).read_bytes())
-        next_round, digests, found = int(index["next_round"]), index["sha256"], index["identity"]
+        next_round, digests, found = int(index["next_round"]), dict(index["sha256"]), dict(index["identity"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder / INDEX, type(error).__name__) from None
     if index.get("format") != FORMAT:

@@ -1,13 +1,16 @@
 """One client's turn: receive, be evaluated, train, be evaluated. The same for every engine."""
 
+import math
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import payload
+from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Shard, Task, Upload
 from asfedbridge.models.zoo import build_backbone
@@ -54,11 +57,19 @@ def _evaluate_once(client: Client, name: str, predict: Callable[[Tensor], Tensor
     module = client.modules.get(name)
     if module is None:
         return evaluate(client, predict)
-    version = tuple(t._version for t in [*module.parameters(), *module.buffers()])  # counts in-place changes
+    content = digest(module.state_dict())
     known = client.evaluated.get(name)
-    if known is None or known[0] != version:
-        known = client.evaluated[name] = (version, evaluate(client, predict))
+    if known is None or known[0] != content:
+        known = client.evaluated[name] = (content, evaluate(client, predict))
     return known[1]
+
+
+def digest(tensors: Mapping[str, Tensor]) -> int:
+    """A checksum of the values: cheap beside an evaluation, and it sees every way of changing a tensor."""
+    total = 0
+    for tensor in tensors.values():
+        total = zlib.crc32(tensor.detach().cpu().contiguous().numpy().data, total)
+    return total
 
 
 def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:
@@ -73,5 +84,9 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
         upload = method.client_round(client, rnd)
         payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}")
         metrics |= evaluate_at("trained", method, client)
+        # The last update of a round has no loss after it that would show it went wrong.
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{whose}, evaluation: {name} is {value}; lower the learning rate")
     seconds = time.perf_counter() - begin
     return Upload(payload.clone(upload.payload), upload.metrics | metrics | {"seconds": seconds})

@@ -26,19 +26,21 @@ def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
         match = ENTRY.fullmatch(entry.strip())
         if not match:
             raise BadInput(f"{where}: write [count*]model[@width]:kind[:T=steps], e.g. 5*resnet18@0.25:snn")
-        count = _number(match["count"] or "1", int, 1, MOST_CLIENTS, f"{where}: count")
-        width = _number(match["width"] or "1.0", float, 0.01, WIDEST, f"{where}: width")
+        count = _number("1" if match["count"] is None else match["count"], int, 1, MOST_CLIENTS, f"{where}: count")
+        width = _number("1.0" if match["width"] is None else match["width"], float, 0.01, WIDEST, f"{where}: width")
         model, kind = match["model"], match["kind"]
         if model not in BACKBONES:
             raise BadInput(f"{where}: unknown model '{model}'{nearest(model, BACKBONES)}")
         if kind not in KINDS:
             raise BadInput(f"{where}: unknown kind '{kind}'{nearest(kind, KINDS)}")
-        own_steps = steps
-        for option in filter(None, match["options"].split(":")):
+        given: dict[str, str] = {}
+        for option in match["options"].split(":")[1:]:
             key, _, value = option.partition("=")
-            if key != "T" or kind != "snn":
-                raise BadInput(f"{where}: option '{option}' is not known for kind {kind}; an snn takes T=steps")
-            own_steps = _number(value, int, 1, MOST_STEPS, f"{where}: T")
+            if key != "T" or kind != "snn" or key in given:
+                again = "is given twice" if key in given else f"is not known for kind {kind}; an snn takes T=steps"
+                raise BadInput(f"{where}: option '{option}' {again}")
+            given[key] = value
+        own_steps = _number(given["T"], int, 1, MOST_STEPS, f"{where}: T") if given else steps
         for _ in range(count):
             clients.append(ClientInfo(len(clients), kind, model, width, own_steps if kind == "snn" else 1))  # type: ignore[arg-type]
     if len(clients) > MOST_CLIENTS:

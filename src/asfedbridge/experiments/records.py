@@ -73,7 +73,7 @@ def summarise(
                 "model": c.model,
                 "width": c.width,
                 "T": c.T,
-                "accuracy": newest[c.id][key],
+                "accuracy": newest[c.id][key] if c.id in newest else None,  # never drawn
                 "train": c.train_size,
                 "test": c.test_size,
             }

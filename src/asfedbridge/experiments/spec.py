@@ -53,8 +53,11 @@ class Spec:
                 for number in value if isinstance(value, tuple) else (value,):
                     if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
                         raise BadInput(f"{name}.{entry.name}={value} must be finite and not negative")
-        if self.neuron.sharpness == 0 or self.neuron.threshold == 0 or self.neuron.decay > 1:
-            raise BadInput("neuron: use decay at most 1, threshold above 0 and sharpness above 0")
+        for name, value in (("threshold", self.neuron.threshold), ("sharpness", self.neuron.sharpness)):
+            if value == 0:
+                raise BadInput(f"neuron.{name}={value} must be above 0")
+        if self.neuron.decay > 1:
+            raise BadInput(f"neuron.decay={self.neuron.decay} must be at most 1")
         if self.optimiser.momentum >= 1:
             raise BadInput(f"optimiser.momentum={self.optimiser.momentum} must be below 1")
         parse_fleet(self.fleet, self.T)
@@ -114,7 +117,7 @@ def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
         else:
             if head not in ("method", "neuron", "optimiser"):
                 raise BadInput(f"unknown key '{key}'{nearest(key, known_keys(spec))}")
-            table.setdefault(head, {})[rest] = value
+            table[head] = {**_as_table(table.get(head, {}), head), rest: value}
     return from_table(table, spec)
 
 
@@ -133,7 +136,7 @@ def method_fields(cls: type[Method]) -> dict[str, Any]:
 def _method(value: Any, base: Method) -> Method:
     table = dict(_as_table({"name": value} if isinstance(value, str) else value, "method"))
     name = table.pop("name", base.name)
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise BadInput(f"method={name}: unknown method{nearest(str(name), METHODS)}")
     start = base if name == base.name else METHODS[name]()
     return _update(start, table, "method.")

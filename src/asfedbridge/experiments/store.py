@@ -91,8 +91,8 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     file = path / SUMMARY
     try:
         return dict(json.loads(file.read_bytes())) if file.exists() else None
-    except ValueError:
-        raise BadInput(f"{file}: is not valid JSON; delete it and run again with --resume") from None
+    except (ValueError, TypeError):
+        raise BadInput(f"{file}: is not a JSON object; delete it and run again with --resume") from None
 
 
 def read_rounds(path: Path) -> list[Record]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core import losses, payload, pseudospike
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
@@ -55,6 +56,12 @@ class ASFedBridge(Method):
     bridge_norm: Literal["batch", "group"] = "batch"
     bridge_momentum: Literal["keep", "reset"] = "keep"
     bn_buffers: Literal["local", "averaged"] = "local"
+
+    def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        if self.temperature == 0:
+            raise BadInput("method.temperature=0 must be above 0")
+        if not 0.05 <= self.bridge_width <= 4:
+            raise BadInput(f"method.bridge_width={self.bridge_width} is out of range; use 0.05 to 4")
 
     def extracts(self, client: ClientInfo) -> bool:
         """Whether the Bridge teaches this client."""

@@ -65,9 +65,12 @@ def find_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
         if not folder.is_dir():
             raise BadInput(f"{folder}: there is no such folder")
         for file in sorted(folder.rglob("summary.json")):
-            summary = read_summary(file.parent)
-            if summary:
-                found.append(summary)
+            summary = read_summary(file.parent) or {}
+            try:
+                run_rows([summary])
+            except (KeyError, TypeError, AttributeError, ValueError):
+                raise BadInput(f"{file}: is not the summary of a run; remove it or name other folders") from None
+            found.append(summary)
     if not found:
         raise BadInput(f"{', '.join(map(str, folders))}: no finished run here (no summary.json)")
     return found
