@@ -78,15 +78,16 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
     whose = f"{client.info.label}, round {rnd.index}"
     payload.check(down, method.downloads(client.task, client.info), f"download to {whose}")
     method.client_receive(client, payload.clone(down), rnd)
-    metrics = evaluate_at("received", method, client)
+    # An aggregate may be so bad that its loss overflows; that is a result, and local training may mend it.
+    metrics = {name: v for name, v in evaluate_at("received", method, client).items() if math.isfinite(v)}
     upload = Upload()
     if not rnd.closing:
         upload = method.client_round(client, rnd)
         payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}")
-        metrics |= evaluate_at("trained", method, client)
+        trained = evaluate_at("trained", method, client)
         # The last update of a round has no loss after it that would show it went wrong.
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise Diverged(f"{whose}, evaluation: {name} is {value}; lower the learning rate")
+        if bad := [name for name, value in trained.items() if not math.isfinite(value)]:
+            raise Diverged(f"{whose}, evaluation: {bad[0]} is {trained[bad[0]]}; lower the learning rate")
+        metrics |= trained
     seconds = time.perf_counter() - begin
     return Upload(payload.clone(upload.payload), upload.metrics | metrics | {"seconds": seconds})

@@ -43,6 +43,7 @@ class ASFedBridge(Method):
     alpha_rate: float = 0.005
     alpha_pspr: float = 0.10
     alpha_prox: float = 1e-4
+    snn_loss: Literal["tet", "ce"] = "tet"  # supervision of an SNN in extraction: the paper's TET, or CE of the mean
     lambda_nld: float = 0.08
     lambda_tet: float = 1e-4
     pspr_threshold: float = 0.5
@@ -113,7 +114,7 @@ class ASFedBridge(Method):
         noise = client.generator(rnd, "noise")
 
         def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
-            if spiking:
+            if spiking and self.snn_loss == "tet":
                 parts = {"tet": losses.tet(out.logits_TBC, y, self.lambda_tet)}
             else:
                 parts = {"ce": losses.cross_entropy(out.logits, y)}
