@@ -61,7 +61,7 @@ def test_a_resumed_run_says_so() -> None:
 
 def test_a_terminal_sees_every_epoch_on_one_line() -> None:
     text = play(Terminal())
-    assert "round 1/2  client 1/2 ann  extract 1/1  ce 2.250" in text
+    assert "round 1/2  client 0 of 2, ann  extract 1/1  ce 2.250" in text
     assert text.count("\n") == 4
 
 

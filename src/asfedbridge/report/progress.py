@@ -30,7 +30,7 @@ class Progress:
         self._line(
             f"{spec.method.name} on {spec.data}: {train} training images, {setting.task.image_size}x"
             f"{setting.task.image_size}, {split}, {len(setting.clients)} clients ({spec.fleet}), "
-            f"{spec.rounds} rounds, seed {spec.seed}"
+            f"rounds: {spec.rounds}, seed {spec.seed}"
         )
         if next_round:
             self._line(f"resumed after round {next_round}")
@@ -40,7 +40,7 @@ class Progress:
             return
         numbers = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
         status = (
-            f"round {self.next_round + 1}/{self.total}  client {client.id + 1}/{self.clients} {client.kind}  "
+            f"round {self.next_round + 1}/{self.total}  client {client.id} of {self.clients}, {client.kind}  "
             f"{stage} {epoch + 1}/{epochs}  {numbers}  {self._left()}"
         )
         columns = shutil.get_terminal_size().columns
