@@ -55,16 +55,16 @@ def make_method(name: str) -> Method:
 def _short_run(method: Method) -> Method:
     """The paper's proportions, not its constants: docs/results.md tells what each of these is for.
 
-    A run of some hundred steps needs a Bridge that learns faster (rate) and is heard more (distillation weight),
-    and an SNN that is supervised on its mean output: TET pays off only later.
+    A run of some hundred steps needs a Bridge that learns faster (rate), that is heard more, but not before it knows
+    something (distillation weight), and an SNN that is supervised on its mean output: TET pays off only later.
     """
     if not isinstance(method, ASFedBridge):
         return method
     return replace(
         method,
         snn_loss="ce",
-        alpha_kd_ann=(1.0, 1.0),
-        alpha_kd_snn=(1.0, 1.0),
+        alpha_kd_ann=(0.0, 2.0),
+        alpha_kd_snn=(0.0, 2.0),
         bridge_lr=0.05,
         bridge_width=0.35,
     )
