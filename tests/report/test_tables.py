@@ -14,7 +14,7 @@ def summary(**changes: Any) -> dict[str, Any]:
     return {
         "method": "as-fedbridge", "data": "digits", "seed": 42, "partition": "dirichlet", "alpha": 0.5,
         "accuracy": {"ann": 50.0, "snn": 25.0, "all": 37.5}, "best": {"round": 1, "all": 40.0},
-        "bridge": {"all": 12.345}, "point": "trained", "payload_mb": 3.9321, "wall_seconds": 90.0,
+        "bridge": {"all": 12.345}, "point": "trained", "bn_buffers": "local", "payload_mb": 3.9321, "wall_seconds": 90.0,
         "clients": [
             {"id": 0, "kind": "ann", "width": 0.25, "T": 1, "accuracy": 50.0, "train": 9, "test": 3, "model": "r18"},
             {"id": 1, "kind": "snn", "width": 1.0, "T": 8, "accuracy": 25.0, "train": 8, "test": 2, "model": "r18"},
@@ -29,9 +29,14 @@ def columns(rows: list[list[str]], row: int = 1) -> dict[str, str]:
 def test_a_run_is_a_row() -> None:
     assert columns(run_rows([summary()])) == {
         "method": "as-fedbridge", "data": "digits", "split": "Dir(0.5)", "seed": "42", "ANN": "50.00", "SNN": "25.00",
-        "all": "37.50", "best all": "40.00", "Bridge": "12.35", "point": "trained", "payload MB": "3.93",
-        "minutes": "1.5",
+        "all": "37.50", "best all": "40.00", "Bridge": "12.35", "point": "trained", "BN": "local",
+        "payload MB": "3.93", "minutes": "1.5",
     }  # fmt: skip
+
+
+def test_a_path_is_shown_by_its_last_part() -> None:
+    rows = run_rows([summary(data="npz:some/way/mine.npz"), summary(data="cifar10")])
+    assert [row[1] for row in rows[1:]] == ["npz:mine.npz", "cifar10"]
 
 
 def test_runs_with_other_groups_share_a_table() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,8 @@ import torch
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
 from asfedbridge.data.loader import Shard, make_shards
 from asfedbridge.data.partition import split
@@ -112,7 +113,13 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, d
     begin = time.perf_counter()
     observer.run_begins(spec, setting, start)
 
-    def after_round(rnd, participants, downs, ups, state) -> None:  # type: ignore[no-untyped-def]
+    def after_round(
+        rnd: Round,
+        participants: Sequence[ClientInfo],
+        downs: Mapping[int, Payload],
+        ups: Mapping[int, Upload],
+        state: Payload,
+    ) -> None:
         new = make_records(rnd, participants, downs, ups)
         folder.add_round(new)
         records.extend(new)

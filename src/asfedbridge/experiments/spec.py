@@ -89,8 +89,7 @@ def to_table(spec: Spec) -> Table:
     """Nested plain values; the method's name stands first in its table."""
     table = dataclasses.asdict(spec)
     table["method"] = {"name": spec.method.name, **table["method"]}
-    return {key: {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
-            for key, value in table.items()}  # fmt: skip
+    return {key: _plain(value) for key, value in table.items()}
 
 
 def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
@@ -184,4 +183,6 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
     return list(value) if isinstance(value, tuple) else value

@@ -30,19 +30,20 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     """One row per run: group accuracies at the end, at the point the method is judged at."""
     groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
-    rows = [[*head, "best all", "Bridge", "point", "payload MB", "minutes"]]
+    rows = [[*head, "best all", "Bridge", "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = "iid" if s["partition"] == "iid" else f"Dir({s['alpha']:g})"
         rows.append(
             [
                 s["method"],
-                s["data"],
+                _short(s["data"]),
                 split,
                 str(s["seed"]),
                 *(_percent(s["accuracy"].get(g)) for g in groups),
                 _percent((s["best"] or {}).get("all")),
                 _percent(s.get("bridge", {}).get("all")),
                 s["point"],
+                s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",
                 f"{s['wall_seconds'] / 60:.1f}",
             ]
@@ -74,6 +75,12 @@ def find_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
     if not found:
         raise BadInput(f"{', '.join(map(str, folders))}: no finished run here (no summary.json)")
     return found
+
+
+def _short(data: str) -> str:
+    """npz:cifar10.npz for npz:some/long/way/cifar10.npz."""
+    kind, colon, path = data.partition(":")
+    return f"{kind}{colon}{Path(path).name}" if path else data
 
 
 def _percent(value: float | None) -> str:
