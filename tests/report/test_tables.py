@@ -14,7 +14,8 @@ def summary(**changes: Any) -> dict[str, Any]:
     return {
         "method": "as-fedbridge", "data": "digits", "seed": 42, "partition": "dirichlet", "alpha": 0.5,
         "accuracy": {"ann": 50.0, "snn": 25.0, "all": 37.5}, "best": {"round": 1, "all": 40.0},
-        "bridge": {"all": 12.345}, "point": "trained", "bn_buffers": "local", "payload_mb": 3.9321, "wall_seconds": 90.0,
+        "bridge": {"all": 12.345}, "point": "trained", "bn_buffers": "local",
+        "payload_mb": 3.9321, "wall_seconds": 90.0,
         "clients": [
             {"id": 0, "kind": "ann", "width": 0.25, "T": 1, "accuracy": 50.0, "train": 9, "test": 3, "model": "r18"},
             {"id": 1, "kind": "snn", "width": 1.0, "T": 8, "accuracy": 25.0, "train": 8, "test": 2, "model": "r18"},
