@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asfedbridge.core import losses
 from asfedbridge.core.errors import Diverged
@@ -98,7 +98,3 @@ def _keep(client: Client, module: str, optimiser: torch.optim.SGD) -> None:
         for name, p in client.modules[module].named_parameters()
         if (buffer := optimiser.state[p].get("momentum_buffer")) is not None
     }
-
-
-def count_trainable(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
