@@ -32,8 +32,8 @@ test: $(VENV)/.installed-dev ## install and run all tests
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-dev ## ruff
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 
 types: $(VENV)/.installed-dev ## mypy
 	$(BIN)/mypy
