@@ -46,6 +46,11 @@ def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
     )
 
 
+def hear_ctrl_c() -> None:
+    """A shell starts background jobs, such as this test session may be, deaf to Ctrl-C; their children inherit it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run(*words: str | Path, **options: Any) -> tuple[int, str, str]:
     with start(*words, **options) as process:
         out, err = process.communicate(timeout=300)
@@ -496,7 +501,7 @@ def checkpoint_after(out: Path, index: int) -> Callable[[], bool]:
 @pytest.mark.slow
 def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with start("run", *SMALL, "--out", out) as process:
+    with start("run", *SMALL, "--out", out, preexec_fn=hear_ctrl_c) as process:
         wait_for(process, checkpoint_after(out, 1))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
