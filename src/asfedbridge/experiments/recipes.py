@@ -15,14 +15,14 @@ def paper(method: str = "as-fedbridge") -> Spec:
 
 
 def quickstart(method: str = "as-fedbridge") -> Spec:
-    """The default: the handwritten digits that ship with scikit-learn, no download, two to three minutes."""
+    """The default: the handwritten digits that ship with scikit-learn, no download, about two minutes."""
     return replace(
         paper(method),
         method=_short_run(make_method(method)),
         data="digits",
         alpha=0.5,
         fleet="5*resnet18@0.125:ann,5*resnet18@0.125:snn",
-        rounds=30,
+        rounds=20,
         epochs=1,
         batch_size=16,
         optimiser=Optimiser(lr_ann=0.02, lr_snn=0.05),
