@@ -56,7 +56,7 @@ def _short_run(method: Method) -> Method:
     """The paper's proportions, not its constants: docs/results.md tells what each of these is for.
 
     A run of some hundred steps needs a Bridge that learns faster (rate), that is heard more, but not before it knows
-    something (distillation weight), and an SNN that is supervised on its mean output: TET pays off only later.
+    something (distillation weight), and an SNN that is supervised on its mean output: TET makes its start slower.
     """
     if not isinstance(method, ASFedBridge):
         return method
