@@ -332,8 +332,8 @@ def test_bad_usage_in_a_real_process(words: list[str]) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.skipif("__import__('torch').cuda.is_available()")
-def test_a_gpu_that_is_not_there(refused: Any) -> None:
+def test_a_gpu_that_is_not_there(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "device=cuda: torch finds no CUDA device" in refused("run", *SMALL, "device=cuda")
 
 

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator, event_file_loader
 
 from asfedbridge.experiments.tensorboard import EventFile, encode_event, masked_crc
-
-event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 
 
 def test_tensorboard_reads_every_number(tmp_path: Path) -> None:

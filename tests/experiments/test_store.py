@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.experiments.recipes import quickstart
@@ -151,14 +152,13 @@ def test_a_line_cut_short_ends_the_reading(tmp_path: Path, cut: int) -> None:
 
 
 def test_rounds_that_are_played_again_are_dropped_everywhere(tmp_path: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)
     for index in range(3):
         folder.add_round([entry(index), entry(index, 1, kind="snn", loss=9.5)])
     assert [r["round"] for r in folder.begin(1)] == [0, 0]
     folder.add_round([entry(1, loss=77.0)])
-    accumulator = loader.EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
     accumulator.Reload()
     assert [(e.step, e.value) for e in accumulator.Scalars("loss/all")] == [(0, 5.0), (1, 77.0)]
     assert [(e.step, e.value) for e in accumulator.Scalars("loss/snn")] == [(0, 9.5)]
