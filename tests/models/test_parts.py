@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asfedbridge.models.neuron import Continuous
 from asfedbridge.models.parts import BasicBlock, BatchNorm, Shortcut
 
 # In a process of its own: where this goes wrong, it corrupts memory.
@@ -53,7 +54,7 @@ def test_a_strided_shortcut_takes_every_second_pixel(size: int) -> None:
 
 def test_the_block_activates_after_the_addition() -> None:
     """act(norm conv act(norm conv x) + shortcut(x)), from plain functions."""
-    block = BasicBlock(3, 5, 2, nn.ReLU(), lambda _: nn.Identity())
+    block = BasicBlock(3, 5, 2, Continuous(), lambda _: nn.Identity())
     x = torch.randn(2, 3, 8, 8)
     hidden = F.conv2d(x, block.conv1.weight, stride=2, padding=1).clamp(min=0)
     added = F.conv2d(hidden, block.conv2.weight, padding=1) + block.shortcut(x)

@@ -4,7 +4,8 @@
 
 The membrane lives inside ``forward``: nothing to reset, nothing in ``state_dict``. Going backward, the step
 function has a surrogate derivative, and the reset is differentiated too unless ``detach_reset``.
-``lif_reference`` is the plain loop that autograd differentiates; ``lif`` computes the same in one autograd node.
+``lif_reference`` is the plain loop that autograd differentiates; ``lif`` computes the same in one autograd node, on
+the fastest path there is (``paths``).
 """
 
 import math
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core.protocol import Neuron
+from asfedbridge.models import delegate
+from asfedbridge.models.paths import path_of
 
 
 def triangle(x: Tensor, gamma: float) -> Tensor:
@@ -63,7 +66,7 @@ def lif_reference(input_T: Tensor, neuron: Neuron) -> Tensor:
     v = torch.zeros_like(input_T[0])
     spikes = []
     for current in input_T:
-        u = torch.add(current, v, alpha=neuron.decay)
+        u = current + neuron.decay * v
         s: Tensor = _Spike.apply(u - neuron.threshold, neuron)
         v = u * (1 - (s.detach() if neuron.detach_reset else s))
         spikes.append(s)
@@ -89,7 +92,7 @@ class _Lif(torch.autograd.Function):
         torch.ge(u_T[0], neuron.threshold, out=s_T[0])
         for before, u, s_before, s, current in zip(u_T, u_T[1:], s_T, s_T[1:], input_T[1:], strict=False):
             torch.addcmul(before, before, s_before, value=-1.0, out=u)  # the membrane after reset
-            torch.add(current, u, alpha=neuron.decay, out=u)
+            torch.add(current, u.mul_(neuron.decay), out=u)  # rounded twice, as the reference is
             torch.ge(u, neuron.threshold, out=s)
         ctx.save_for_backward(u_T, s_T)
         ctx.neuron = neuron
@@ -112,8 +115,16 @@ class _Lif(torch.autograd.Function):
 
 
 def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
-    """Same spikes as ``lif_reference``; same gradients to float rounding, in one pass each way."""
-    return _Lif.apply(input_T, neuron)
+    """Same spikes as ``lif_reference``; same gradients to float rounding. Keeps the memory format of its input."""
+    path = path_of(input_T)
+    if path == "numba":
+        from asfedbridge.models import fused
+
+        return fused.lif(input_T.flatten(0, 1), len(input_T), neuron).unflatten(0, tuple(input_T.shape[:2]))
+    if path == "spikingjelly" and delegate.fits(neuron):
+        return delegate.lif_spikingjelly(input_T, neuron)
+    out: Tensor = _Lif.apply(input_T, neuron)
+    return out
 
 
 class Spiking(nn.Module):
@@ -127,9 +138,33 @@ class Spiking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return lif(x.unflatten(0, (self.steps, -1)), self.neuron).flatten(0, 1)
 
-    def start(self, x_B: Tensor) -> Tensor:
-        """The first activation: the same current at every step, given once."""
-        return lif(x_B.expand(self.steps, *x_B.shape), self.neuron).flatten(0, 1)
+    def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The activation of norm(x) [+ residual]: one node where a kernel can do it all."""
+        if path_of(x) == "numba":
+            from asfedbridge.models import fused
+
+            if fused.fits(norm, x):
+                return fused.norm_lif(norm, x, residual, self.steps, self.neuron)
+        return self(norm(x) if residual is None else norm(x) + residual)
+
+    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
+        """The first activation of a network: norm(x), the same current at every step."""
+        if path_of(x_B) == "numba":
+            from asfedbridge.models import fused
+
+            if fused.fits(norm, x_B):
+                return fused.norm_lif(norm, x_B, None, self.steps, self.neuron, shared=True)
+        return self(torch.cat([norm(x_B)] * self.steps))
+
+    def convolve(self, conv: nn.Conv2d, spikes: Tensor) -> Tensor:
+        """A convolution of this activation's output: zeros and ones."""
+        if path_of(spikes) == "numba":
+            from asfedbridge.models import events
+
+            if events.fits(conv):
+                return events.convolve(conv, spikes)
+        out: Tensor = conv(spikes)
+        return out
 
 
 class Continuous(nn.Module):
@@ -140,5 +175,13 @@ class Continuous(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.relu()
 
-    def start(self, x_B: Tensor) -> Tensor:
-        return x_B.relu()
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        out: Tensor = conv(x)
+        return out
+
+    def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out: Tensor = (norm(x) if residual is None else norm(x) + residual).relu()
+        return out
+
+    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
+        return self.after(norm, x_B)

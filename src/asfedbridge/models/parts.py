@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from asfedbridge.models.neuron import Continuous, Spiking
+
 
 class BatchNorm(nn.BatchNorm2d):
     """BatchNorm that survives a batch with one value per channel, where torch refuses.
@@ -55,7 +57,12 @@ class BasicBlock(nn.Module):
     """act(norm conv act(norm conv x) + shortcut(x)): for an SNN the spike comes after the addition."""
 
     def __init__(
-        self, inputs: int, outputs: int, stride: int, act: nn.Module, norm: Callable[[int], nn.Module] = BatchNorm
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        act: Spiking | Continuous,
+        norm: Callable[[int], nn.Module] = BatchNorm,
     ) -> None:
         super().__init__()
         self.conv1 = conv3x3(inputs, outputs, stride)
@@ -63,12 +70,12 @@ class BasicBlock(nn.Module):
         self.conv2 = conv3x3(outputs, outputs)
         self.norm2 = norm(outputs)
         self.shortcut = Shortcut(inputs, outputs, stride, norm)
-        self.act = act
+        self.act: Spiking | Continuous = act
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.act(self.norm1(self.conv1(x)))
-        out: Tensor = self.act(self.norm2(self.conv2(hidden)) + self.shortcut(x))
-        return out
+        act = self.act
+        hidden = act.after(self.norm1, act.convolve(self.conv1, x))
+        return act.after(self.norm2, act.convolve(self.conv2, hidden), self.shortcut(x))
 
 
 @torch.no_grad()

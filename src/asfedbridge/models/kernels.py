@@ -1,0 +1,328 @@
+"""Machine code for spiking layers on the CPU, compiled by numba on first use and cached.
+
+Everything works on float32 rows [T, n]: one row per time step, channels innermost. A row is cut into tiles that
+hold whole pixels, so that per-channel constants, repeated to the length of a tile, line up with any tile: the inner
+loops are plain element-wise loops that the compiler turns into vector instructions, and a tile stays in the cache
+from the first time step to the last. Each big array is read or written once.
+
+An input of one row stands for the same current at every step.
+"""
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+TILE = 1024  # floats; with a handful of buffers of this size the first-level cache is full
+FLUSH = 64  # tiles summed in single precision before they are added to a double
+ALONE = 1 << 15  # elements: below this, a second thread costs more than it brings
+SURROGATES = ("triangle", "rectangle", "sigmoid", "atan")
+
+jit: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+
+@jit
+def _charge(x: Any, scale: Any, shift: Any, residual: Any, before: Any, u: Any, decay: Any, threshold: Any) -> None:
+    """Membrane before the spike, from the input and the membrane before the last spike."""
+    zero = np.float32(0)
+    for i in range(u.shape[0]):
+        current = x[i]
+        if scale is not None:
+            current = current * scale[i] + shift[i]
+        if residual is not None:
+            current = current + residual[i]
+        rest = before[i]
+        u[i] = current + decay * (zero if rest >= threshold else rest)
+
+
+@jit
+def _fire(x: Any, scale: Any, shift: Any, residual: Any, v: Any, s: Any, decay: Any, threshold: Any) -> None:
+    """Spikes, and the membrane after them."""
+    one, zero = np.float32(1), np.float32(0)
+    for i in range(v.shape[0]):
+        current = x[i]
+        if scale is not None:
+            current = current * scale[i] + shift[i]
+        if residual is not None:
+            current = current + residual[i]
+        u = current + decay * v[i]
+        s[i] = one if u >= threshold else zero
+        v[i] = zero if u >= threshold else u
+
+
+@jit
+def _triangle(u: Any, slope: Any, threshold: Any, gamma: Any) -> None:
+    zero, steep = np.float32(0), np.float32(1) / (gamma * gamma)
+    for i in range(u.shape[0]):
+        high = gamma - abs(u[i] - threshold)
+        slope[i] = (high if high > zero else zero) * steep
+
+
+@jit
+def _rectangle(u: Any, slope: Any, threshold: Any, half_width: Any) -> None:
+    zero, high = np.float32(0), np.float32(1) / (np.float32(2) * half_width)
+    for i in range(u.shape[0]):
+        slope[i] = high if abs(u[i] - threshold) < half_width else zero
+
+
+@jit
+def _sigmoid(u: Any, slope: Any, threshold: Any, alpha: Any) -> None:
+    one = np.float32(1)
+    for i in range(u.shape[0]):
+        y = one / (one + np.exp(-alpha * (u[i] - threshold)))
+        slope[i] = alpha * y * (one - y)
+
+
+@jit
+def _atan(u: Any, slope: Any, threshold: Any, alpha: Any) -> None:
+    one, half, quarter_turn = np.float32(1), alpha / np.float32(2), np.float32(np.pi / 2) * alpha
+    for i in range(u.shape[0]):
+        z = quarter_turn * (u[i] - threshold)
+        slope[i] = half / (one + z * z)
+
+
+@jit
+def _step_back(g: Any, u: Any, slope: Any, later: Any, out: Any, decay: Any, threshold: Any, reset: Any) -> None:
+    """Gradient of one step's current; ``later`` carries decay times the gradient of the next step's membrane."""
+    one, zero = np.float32(1), np.float32(0)
+    for i in range(u.shape[0]):
+        kept = (zero if u[i] >= threshold else one) - reset * u[i] * slope[i]
+        d = g[i] * slope[i] + later[i] * kept
+        out[i] = d
+        later[i] = decay * d
+
+
+@jit
+def _add(x: Any, total: Any) -> None:
+    for i in range(total.shape[0]):
+        total[i] += x[i]
+
+
+@jit
+def _add_moments(x: Any, centre: Any, first: Any, second: Any) -> None:
+    for i in range(x.shape[0]):
+        d = x[i] - centre[i]
+        first[i] += d
+        second[i] += d * d
+
+
+@jit
+def _add_products(d: Any, x: Any, mean: Any, inverse: Any, first: Any, second: Any) -> None:
+    for i in range(d.shape[0]):
+        first[i] += d[i]
+        second[i] += d[i] * ((x[i] - mean[i]) * inverse[i])
+
+
+@jit
+def _flush(first: Any, second: Any, sums: Any) -> None:
+    """Add tile positions to their channels, in double precision, and start again from zero."""
+    channels = sums.shape[1]
+    for i in range(first.shape[0]):
+        sums[0, i % channels] += first[i]
+        sums[1, i % channels] += second[i]
+    first[:] = np.float32(0)
+    second[:] = np.float32(0)
+
+
+@jit
+def moments(x: Any, centre: Any, sums: Any, begin: int, end: int) -> None:
+    """Sums of x - centre and of its square, per channel."""
+    tile = centre.shape[0]
+    first, second = np.zeros_like(centre), np.zeros_like(centre)
+    done = 0
+    for t in range(x.shape[0]):
+        for low in range(begin, end, tile):
+            high = min(low + tile, end)
+            m = high - low
+            _add_moments(x[t, low:high], centre[:m], first[:m], second[:m])
+            done += 1
+            if done % FLUSH == 0:
+                _flush(first, second, sums)
+    _flush(first, second, sums)
+
+
+@jit
+def forward(
+    x: Any, scale: Any, shift: Any, residual: Any, s: Any, tile: int, decay: Any, threshold: Any, begin: int, end: int
+) -> None:
+    """Spikes of one stretch of every row."""
+    v = np.empty(tile, np.float32)
+    for low in range(begin, end, tile):
+        high = min(low + tile, end)
+        m = high - low
+        v[:] = np.float32(0)
+        for t in range(s.shape[0]):
+            row = x[min(t, x.shape[0] - 1), low:high]
+            if scale is None:
+                _fire(row, None, None, None, v[:m], s[t, low:high], decay, threshold)
+            elif residual is None:
+                _fire(row, scale[:m], shift[:m], None, v[:m], s[t, low:high], decay, threshold)
+            else:
+                _fire(row, scale[:m], shift[:m], residual[t, low:high], v[:m], s[t, low:high], decay, threshold)
+
+
+@jit
+def backward(
+    x: Any,
+    scale: Any,
+    shift: Any,
+    residual: Any,
+    mean: Any,
+    inverse: Any,
+    g: Any,
+    out: Any,
+    sums: Any,
+    tile: int,
+    decay: Any,
+    threshold: Any,
+    surrogate: int,
+    sharpness: Any,
+    reset: Any,
+    begin: int,
+    end: int,
+) -> None:
+    """Gradients of the currents into ``out``, membranes computed again; with a norm, also its two sums."""
+    T = g.shape[0]
+    u = np.empty((T, tile), np.float32)
+    slope, later = np.empty(tile, np.float32), np.empty(tile, np.float32)
+    rest, d = np.zeros(tile, np.float32), np.empty(tile, np.float32)
+    first, second = np.zeros(tile, np.float32), np.zeros(tile, np.float32)
+    shared = x.shape[0] < T
+    done = 0
+    for low in range(begin, end, tile):
+        high = min(low + tile, end)
+        m = high - low
+        for t in range(T):
+            row = x[min(t, x.shape[0] - 1), low:high]
+            before = rest[:m] if t == 0 else u[t - 1, :m]
+            if scale is None:
+                _charge(row, None, None, None, before, u[t, :m], decay, threshold)
+            elif residual is None:
+                _charge(row, scale[:m], shift[:m], None, before, u[t, :m], decay, threshold)
+            else:
+                _charge(row, scale[:m], shift[:m], residual[t, low:high], before, u[t, :m], decay, threshold)
+        later[:] = np.float32(0)
+        for t in range(T - 1, -1, -1):
+            if surrogate == 0:
+                _triangle(u[t, :m], slope[:m], threshold, sharpness)
+            elif surrogate == 1:
+                _rectangle(u[t, :m], slope[:m], threshold, sharpness)
+            elif surrogate == 2:
+                _sigmoid(u[t, :m], slope[:m], threshold, sharpness)
+            else:
+                _atan(u[t, :m], slope[:m], threshold, sharpness)
+            into = d[:m] if shared and t < T - 1 else out[min(t, out.shape[0] - 1), low:high]
+            _step_back(g[t, low:high], u[t, :m], slope[:m], later[:m], into, decay, threshold, reset)
+            if shared and t < T - 1:
+                _add(into, out[0, low:high])
+            if mean is not None and not shared:
+                _add_products(into, x[t, low:high], mean[:m], inverse[:m], first[:m], second[:m])
+                done += 1
+        if mean is not None:
+            if shared:
+                _add_products(out[0, low:high], x[0, low:high], mean[:m], inverse[:m], first[:m], second[:m])
+                done += 1
+            if done >= FLUSH:
+                _flush(first, second, sums)
+                done = 0
+    if mean is not None:
+        _flush(first, second, sums)
+
+
+@jit
+def _affine(d: Any, x: Any, a: Any, b: Any, c: Any, out: Any) -> None:
+    for i in range(d.shape[0]):
+        if out is None:
+            d[i] = d[i] * a[i] + x[i] * b[i] + c[i]
+        else:
+            out[i] = d[i] * a[i] + x[i] * b[i] + c[i]
+
+
+@jit
+def combine(d: Any, x: Any, a: Any, b: Any, c: Any, out: Any, begin: int, end: int) -> None:
+    """d * a + x * b + c with constants per channel: the second half of a batch norm's gradient.
+
+    Without ``out`` the result replaces ``d``; two names for one array would keep the loop from being vectorised.
+    """
+    tile = a.shape[0]
+    for t in range(d.shape[0]):
+        for low in range(begin, end, tile):
+            high = min(low + tile, end)
+            m = high - low
+            if out is None:
+                _affine(d[t, low:high], x[t, low:high], a[:m], b[:m], c[:m], None)
+            else:
+                _affine(d[t, low:high], x[t, low:high], a[:m], b[:m], c[:m], out[t, low:high])
+
+
+def tile_of(channels: int) -> int:
+    """A tile holds whole pixels."""
+    return channels * max(1, TILE // channels)
+
+
+def repeat(values: Any, tile: int) -> Array:
+    """Per-channel constants repeated over a tile."""
+    return np.tile(np.asarray(values, np.float32), tile // len(values))
+
+
+def spread(
+    kernel: Callable[..., None], length: int, tile: int, rows: int, call: Callable[[int], tuple[Any, ...]]
+) -> None:
+    """Run a kernel over stretches of whole tiles, one per thread; ``call(k)`` gives the arguments of stretch k."""
+    tiles = -(-length // tile)
+    threads = min(torch.get_num_threads(), tiles) if rows * length >= ALONE else 1
+    if threads <= 1:
+        kernel(*call(0), 0, length)
+        return
+    bounds = [min(length, tiles * k // threads * tile) for k in range(threads + 1)]
+    parallel(threads, lambda k: kernel(*call(k), bounds[k], bounds[k + 1]))
+
+
+def parallel(threads: int, work: Callable[[int], None]) -> None:
+    """``work(0)`` .. ``work(threads - 1)`` at the same time.
+
+    On torch's own OpenMP threads where they can be reached: after each convolution these keep spinning for a while,
+    and threads of our own would have to fight them for the cores.
+    """
+    openmp = _openmp()
+    if openmp is None:
+        list(_threads(threads).map(work, range(threads)))
+        return
+    failures: list[BaseException] = []
+
+    def one(_: object) -> None:
+        try:
+            work(openmp.omp_get_thread_num())
+        except BaseException as error:
+            failures.append(error)
+
+    openmp.GOMP_parallel(_CALLBACK(one), None, threads, 0)
+    if failures:
+        raise failures[0]
+
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that torch has loaded, if it is GNU's."""
+    folders = Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs"
+    for path in (p for folder in folders for p in sorted(folder.glob("libgomp*.so*"))):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "GOMP_parallel"):
+            return library
+    return None
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "kernel")

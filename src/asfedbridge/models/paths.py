@@ -1,0 +1,62 @@
+"""Which code computes spiking layers here: chosen automatically, the same mathematics on every path.
+
+- ``numba``: kernels of our own for the CPU (``kernels``, ``fused``, ``events``), compiled on first use, then cached.
+- ``spikingjelly``: on CUDA, SpikingJelly's multi-step LIF with its Triton or CuPy backend, where it is installed.
+- ``torch``: tensor operations only; works everywhere.
+
+``ASFEDBRIDGE_NEURON=torch`` (or another name) in the environment forces a path.
+"""
+
+import importlib.util
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from asfedbridge.core.errors import BadInput, nearest
+
+PATHS = {
+    "numba": "CPU, float32: fused norm + LIF, event-driven 3x3 convolution",
+    "spikingjelly": "CUDA: SpikingJelly's multi-step LIF (Triton or CuPy)",
+    "torch": "any device: LIF as one autograd node of tensor operations",
+}
+VARIABLE = "ASFEDBRIDGE_NEURON"
+
+
+@cache
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def available_paths(device: str = "cpu") -> list[str]:
+    """Paths that work on this kind of device, best first."""
+    best = {"cpu": "numba", "cuda": "spikingjelly"}.get(device)
+    return [best, "torch"] if best is not None and installed(best) else ["torch"]
+
+
+def forced_path() -> str | None:
+    name = os.environ.get(VARIABLE) or None
+    if name is not None and name not in PATHS:
+        raise BadInput(f"{VARIABLE}={name} in the environment: unknown path{nearest(name, PATHS)}")
+    if name is not None and name != "torch" and not installed(name):
+        raise BadInput(f"{VARIABLE}={name} in the environment: {name} is not installed; pip install {name}")
+    return name
+
+
+def path_of(x: Tensor) -> str:
+    """The path for a tensor."""
+    name = forced_path() or available_paths(x.device.type)[0]
+    runs = x.dtype == torch.float32 and x.device.type == "cpu" if name == "numba" else True
+    return name if runs else "torch"
+
+
+def describe() -> dict[str, str]:
+    """Each path with what it does and whether it is the one in use here."""
+    used = {forced_path() or available_paths("cpu")[0]}
+    if torch.cuda.is_available():
+        used.add(forced_path() or available_paths("cuda")[0])
+    states = dict.fromkeys(PATHS, "not installed") | {"torch": "available"}
+    states |= {name: "available" for name in PATHS if name == "torch" or installed(name)}
+    states |= dict.fromkeys(used, "in use")
+    return {name: f"{about} ({states[name]})" for name, about in PATHS.items()}
