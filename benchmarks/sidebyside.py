@@ -38,6 +38,7 @@ Answer = dict[str, np.ndarray]
 
 FOLLOW = "ASFEDBRIDGE_BENCH_FOLLOWS_STDIN"  # set by `asfedbridge bench`: end when its side of the pipe closes
 LIBRARIES = ("torch", "numpy", "numba", "spikingjelly", "snntorch", "norse", "asfedbridge")
+PAUSE = 0.02  # seconds before a turn: the threads of whoever worked last stop spinning
 LIMIT = 1800.0  # seconds a child may take for one request, building and compiling included
 
 
@@ -73,7 +74,7 @@ class Benchmark:
     tolerance: Mapping[str, float] = field(default_factory=dict)  # by part of the answer; equal bits where not named
     memory: bool = False  # also measure the peak memory of one step
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    derive: Callable[[dict[str, dict[str, Any]]], dict[str, float]] | None = None  # more numbers from a case's results
+    derive: Callable[[Case, dict[str, dict[str, Any]]], dict[str, float]] | None = None  # more from a case's results
 
     @property
     def name(self) -> str:
@@ -225,10 +226,12 @@ class Child:
     def __init__(self, benchmark: Benchmark, contender: Contender, case: Case, threads: int) -> None:
         threads = contender.threads or threads
         request = {"contender": contender.name, "case": case, "threads": threads}
+        self.noise = tempfile.TemporaryFile()  # what libraries say matters only when something goes wrong
         self.process = subprocess.Popen(
             [sys.executable, benchmark.script, "--child", json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self.noise,
             env=os.environ | {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)} | dict(contender.env),
             start_new_session=True,  # Ctrl-C is for the parent, which then ends each child with its own children
         )
@@ -240,7 +243,7 @@ class Child:
             self.process.stdin.flush()
             reply: dict[str, Any] = json.loads(self._line())
         except (BrokenPipeError, json.JSONDecodeError):
-            raise Stopped("failed", f"its process ended with code {self.process.wait(10)}") from None
+            raise Stopped("failed", f"its process ended with {self.process.wait(10)}: {self._last_words()}") from None
         for status in ("unavailable", "failed"):
             if status in reply:
                 raise Stopped(status, reply[status])
@@ -259,11 +262,16 @@ class Child:
             line += chunk
         return line
 
+    def _last_words(self) -> str:
+        self.noise.seek(0)
+        lines = self.noise.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
+
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout, self.noise):
             if pipe:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
@@ -291,8 +299,9 @@ def race(benchmark: Benchmark, case: Case, repeats: int, threads: int, say: Call
                 status = "skipped" if contender.skip else "not installed"
                 rows[name] |= {"status": status, "reason": contender.skip or f"needs {', '.join(missing)}"}
                 continue
-            say(f"  {describe(case)}: {name}")
             children[name] = Child(benchmark, contender, case, threads)
+        for name in list(children):
+            say(f"  {describe(case)}: {name} gets ready")
             for order in ("build", "warm"):
                 if name in children:
                     ask(name, order)
@@ -301,6 +310,7 @@ def race(benchmark: Benchmark, case: Case, repeats: int, threads: int, say: Call
         for number, order in enumerate(turns(list(children), repeats) if children else [], 1):
             say(f"  {describe(case)}: repeat {number} of {repeats}")
             for name in order:
+                time.sleep(PAUSE)
                 if name in children and "seconds" in (reply := ask(name, "time")):
                     seconds[name].append(reply["seconds"])
         for name in list(children):
@@ -315,7 +325,7 @@ def race(benchmark: Benchmark, case: Case, repeats: int, threads: int, say: Call
         rows[name] |= {"n": len(values), "seconds": values, **spread(values)}
         if benchmark.baseline in alive:
             rows[name]["ratio"] = spread(paired_ratios(values, alive[benchmark.baseline]))
-    derived = benchmark.derive(rows) if benchmark.derive else {}
+    derived = benchmark.derive(case, rows) if benchmark.derive else {}
     return {"case": case, "baseline": benchmark.baseline, "contenders": list(rows.values()), "derived": derived}
 
 
