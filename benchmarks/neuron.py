@@ -26,8 +26,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sidebyside import Benchmark, Case, Contender, Work, main
 from torch import Tensor
+
+from sidebyside import Benchmark, Case, Contender, Work, main
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -188,7 +189,7 @@ def norse(case: Case) -> Work:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     if args.quick:
-        return [{"T": 4, "batch": 4, "channels": 8, "size": 8, "inner": 2, "quick": True}]
+        return [{"T": 4, "batch": 4, "channels": 8, "size": 8, "inner": 2}]
     return [{"T": T, "batch": 64, "channels": 64, "size": 16, "inner": max(1, 16 // T)} for T in (2, 4, 8, 16)]
 
 

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sidebyside import Answer, Benchmark, Case, Contender, Work, main, paired_ratios
 from torch import Tensor, nn
 
 from asfedbridge.core.protocol import ClientInfo, Task
 from asfedbridge.models.resnet import STAGES
 from asfedbridge.models.zoo import build_backbone
+from sidebyside import Answer, Benchmark, Case, Contender, Work, main, paired_ratios
 
 CLASSES, FEATURES, CHECKED = 10, 256, 4  # the float64 check runs on the first images only
 Predict = Callable[[nn.Module, Tensor], Tensor]  # logits, mean over time
@@ -164,7 +164,7 @@ def peer(case: Case, step_mode: str, channels_last: bool) -> Work:
         return logits
 
     def step_by_step(network: nn.Module, x: Tensor) -> Tensor:
-        logits: Tensor = sum(network(x) for _ in range(case["T"])) / case["T"]  # type: ignore[assignment]
+        logits: Tensor = sum(network(x) for _ in range(case["T"])) / case["T"]
         return logits
 
     def predict(network: nn.Module, x: Tensor) -> Tensor:
