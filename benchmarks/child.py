@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,8 @@ def serve(benchmark: Benchmark, request: Mapping[str, Any]) -> NoReturn:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not end up between the replies
     orders = follow_stdin()
-    import torch
-
-    torch.set_num_threads(request["threads"])
+    if torch := sys.modules.get("torch"):  # imported later, it would take the number from OMP_NUM_THREADS
+        torch.set_num_threads(request["threads"])
     work: Work | None = None
     for order, *words in iter(orders.get, None):
         try:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from asfedbridge import __version__
 from contender import Case
 
-LIBRARIES = ("torch", "numpy", "numba", "spikingjelly", "snntorch", "norse", "asfedbridge")
+LIBRARIES = ("torch", "numpy", "numba", "spikingjelly", "snntorch", "norse")
 
 
 def machine() -> dict[str, Any]:
@@ -22,7 +23,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"asfedbridge": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
