@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ import numpy as np
 from contender import Benchmark, Unavailable, Work
 
 FOLLOW = "ASFEDBRIDGE_BENCH_FOLLOWS_STDIN"  # set by `asfedbridge bench`: end when its side of the pipe closes
+SCRATCH = "ASFEDBRIDGE_BENCH_SCRATCH"  # the folder for temporary files of all children
 
 
 def serve(benchmark: Benchmark, request: Mapping[str, Any]) -> NoReturn:
@@ -74,6 +76,8 @@ def follow_stdin() -> "queue.Queue[list[str] | None]":
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 orders.put(json.loads(line))
+        if scratch := os.environ.get(SCRATCH):  # a parent that was killed could not remove it
+            shutil.rmtree(scratch, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=read, daemon=True).start()

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from child import FOLLOW, follow_stdin, serve
+from child import FOLLOW, SCRATCH, follow_stdin, serve
 from contender import Answer, Benchmark, Case, Contender, Unavailable, Work
 from tables import describe, machine, render, versions
 
@@ -84,7 +84,7 @@ class Stopped(Exception):
 class Child:
     def __init__(self, benchmark: Benchmark, contender: Contender, case: Case, threads: int, scratch: str) -> None:
         threads = contender.threads or threads
-        env = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "TMPDIR": scratch}
+        env = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "TMPDIR": scratch, SCRATCH: scratch}
         if case.get("quick"):
             env["OMP_WAIT_POLICY"] = "PASSIVE"  # tests share the machine: threads that spin would wait for each other
         request = {"contender": contender.name, "case": case, "threads": threads}
@@ -145,7 +145,9 @@ def race(benchmark: Benchmark, case: Case, repeats: int, threads: int, say: Call
     contenders = {c.name: c for c in benchmark.contenders(case)}
     rows: dict[str, dict[str, Any]] = {name: {"name": name, "status": "ok"} for name in contenders}
     children: dict[str, Child] = {}
-    scratch = tempfile.TemporaryDirectory(prefix="asfedbridge-bench-")  # children are killed and cannot tidy up
+    scratch = tempfile.TemporaryDirectory(
+        prefix="asfedbridge-bench-", ignore_cleanup_errors=True
+    )  # children are killed and cannot tidy up
 
     def ask(name: str, *words: str) -> dict[str, Any]:
         """An answer, or nothing and one contender fewer."""

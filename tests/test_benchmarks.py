@@ -24,7 +24,7 @@ QUICKLY = ("--quick", "--json", "--repeats=1", "--threads=1")
 KEYS = {"benchmark", "claim", "quick", "repeats", "threads", "machine", "versions", "equal", "cases"}
 
 TOY = """
-import os, subprocess, sys, time
+import os, subprocess, sys, tempfile, time
 from pathlib import Path
 import numpy as np
 from sidebyside import Benchmark, Case, Contender, Unavailable, Work, main
@@ -34,6 +34,7 @@ def make(name, case):
         Path("log").open("a").write(name + "\\n")
         if name == "slow":
             helper = subprocess.Popen(["sleep", "600"])
+            Path("scratch").write_text(tempfile.gettempdir())
             Path("pids").write_text(f"{os.getpid()} {helper.pid}")
             time.sleep(600)
         if name == "broken":
@@ -181,6 +182,7 @@ def test_children_are_gone_with_the_parent(toy: Callable[..., Any], tmp_path: Pa
     process.communicate(timeout=60)
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     wait_for(lambda: not any(map(is_alive, pids)))
+    assert not Path((tmp_path / "scratch").read_text()).exists()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
