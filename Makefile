@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 DEMO   ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types clean
+.PHONY: help demo test bench lint types clean
 
 help: ## show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,9 +31,16 @@ demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the sa
 test: $(VENV)/.installed-dev ## install and run all tests
 	$(BIN)/python -m pytest
 
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.installed-bench ## install the libraries we compare with and run all benchmarks; needs an idle machine
+	$(BIN)/asfedbridge bench
+
 lint: $(VENV)/.installed-dev ## ruff
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 
 types: $(VENV)/.installed-dev ## mypy
 	$(BIN)/mypy

@@ -66,7 +66,21 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of them")
     report.add_argument("--markdown", action="store_true", help="print Markdown")
     report.add_argument("--json", action="store_true", help="print the summaries as JSON")
+
+    bench = commands.add_parser("bench", help="time this machine: ours beside other libraries (source checkout only)")
+    bench.add_argument("name", nargs="?", metavar="NAME", help="one benchmark (default: all)")
+    bench.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
+    bench.add_argument("--repeats", type=positive, metavar="N", help="timed repeats")
+    bench.add_argument("--threads", type=positive, metavar="N", help="threads per contender")
+    bench.add_argument("--json", action="store_true", help="print the results as JSON on stdout")
     return parser
+
+
+def positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return value
 
 
 def _add_data_root(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +178,19 @@ def command_report(args: argparse.Namespace) -> int:
     else:
         print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
     return DONE
+
+
+def command_bench(args: argparse.Namespace) -> int:
+    from asfedbridge.report.bench import choose_scripts, run_script
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    words = [f"--{flag}" for flag in ("quick", "json") if getattr(args, flag)]
+    words += [f"--{key}={value}" for key in ("repeats", "threads") if (value := getattr(args, key)) is not None]
+    finished = {name: run_script(path, words, args.json) for name, path in choose_scripts(args.name).items()}
+    if args.json:
+        results = {name: result for name, (_, result) in finished.items()}
+        print(json.dumps(results[args.name] if args.name else results))
+    return max(code for code, _ in finished.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

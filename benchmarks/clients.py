@@ -1,0 +1,125 @@
+"""Claim: seconds per round depend on who takes part, not on how many could; and so does memory, but for their states.
+
+    python benchmarks/clients.py [--quick] [--repeats N] [--threads N] [--json]
+
+Compared: AS-FedBridge rounds with 10, 100 and 1,000 clients of which 10 take part, width 0.25, T = 4, 32 training and
+16 test images each, batch 32, local engine. Every size is a process of its own. Per size: seconds per round, and the
+peak of resident memory over the whole life of the process (VmHWM; imports and data count), with what was there before
+the engine was built and the bytes of image data beside it.
+
+Participants are 5 ANN and 5 SNN clients drawn anew each round, not participation=10/n: that would draw more SNNs in
+one size than in another and time the draw. With 10 clients they are always the same, with 1,000 almost always new:
+what it costs to meet a client for the first time is part of the claim.
+
+Images: 1,000 clients x 48 images of their own would be 147 MB and hide what is asked here, what a client costs beside
+its data. So all draw from one pool of 2,000 images (6 MB): each shard is a view of 48 neighbours, and neighbouring
+clients overlap. With data of their own, add 3,072 bytes per image.
+
+Where the states of all clients would not fit into the free memory, a size is not tried and says so.
+No answers are compared: different federations compute different things.
+"""
+
+import argparse
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asfedbridge.core.payload import size_in_bytes
+from asfedbridge.core.protocol import ClientInfo, Round
+from asfedbridge.engines.client import build_client
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import play_round
+from asfedbridge.methods.as_fedbridge import ASFedBridge
+from child import process_memory
+from federation import make_images, make_infos, make_shard, make_task
+from sidebyside import Benchmark, Case, Contender, Unavailable, Work, main
+
+SMALLEST = "10 clients"
+ROUNDS = 1000  # of which a few are played: the learning rate hardly moves
+
+
+def participants(infos: list[ClientInfo], count: int, index: int) -> list[ClientInfo]:
+    """Half of them ANNs, half SNNs, in id order."""
+    generator = torch.Generator().manual_seed(index)
+    half = len(infos) // 2
+    chosen = []
+    for kind in (infos[:half], infos[half:]):
+        chosen += [kind[i] for i in torch.randperm(half, generator=generator)[: count // 2].tolist()]
+    return sorted(chosen, key=lambda c: c.id)
+
+
+def federation(count: int, case: Case) -> Work:
+    train, test = case["images"], case["tested"]
+    x, y = make_images(case["pool"], case["size"])
+    last = case["pool"] - train - test
+    starts = [i * last // max(1, count - 1) for i in range(count)]
+    shards = [make_shard(x[s : s + train + test], y[s : s + train + test], train) for s in starts]
+    infos = make_infos(count, case["width"], case["T"], train, test)
+    task = make_task(case["size"], ROUNDS, epochs=1, batch_size=32)
+    method = ASFedBridge(bridge_width=case["bridge"])
+    state_bytes = size_in_bytes(build_client(method, task, infos[-1], shards[-1]).state_dict())
+    before = process_memory()["VmRSS"]
+    if count * state_bytes > 0.8 * free_memory():
+        raise Unavailable(f"{count} states of {state_bytes / 2**20:.1f} MB do not fit into the free memory")
+    engine = LocalEngine(method, task, infos, shards)
+    server = method.server_init(task, infos)
+    played = 0
+
+    def step() -> None:
+        nonlocal server, played
+        chosen = participants(infos, case["working"], played)
+        server, _, _ = play_round(method, task, engine, server, Round(played, ROUNDS), chosen)
+        played += 1
+
+    def facts() -> dict[str, Any]:
+        return {
+            "peak_bytes": process_memory()["VmHWM"],
+            "before_engine_bytes": before,
+            "data_bytes": x.numel(),
+            "one_state_bytes": state_bytes,
+        }
+
+    return Work(step, facts=facts)
+
+
+def free_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def cases(args: argparse.Namespace) -> list[Case]:
+    if args.quick:
+        return [
+            {"sizes": [10, 20], "working": 2, "images": 4, "tested": 2, "pool": 50, "size": 8, "width": 0.125}
+            | {"bridge": 0.2, "T": 2}
+        ]
+    return [
+        {"sizes": [10, 100, 1000], "working": 10, "images": 32, "tested": 16, "pool": 2000, "size": 32, "width": 0.25}
+        | {"bridge": 1.0, "T": 4}
+    ]
+
+
+def contenders(case: Case) -> list[Contender]:
+    return [Contender(f"{count} clients", functools.partial(federation, count)) for count in case["sizes"]]
+
+
+def growth(case: Case, rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    peaks = {name: row["facts"]["peak_bytes"] for name, row in rows.items() if "facts" in row}
+    return {f"peak memory / {SMALLEST}, {n}": peak / peaks[SMALLEST] for n, peak in peaks.items() if SMALLEST in peaks}
+
+
+BENCHMARK = Benchmark(
+    script=os.path.abspath(__file__),
+    claim="a round of ten participants among 10, 100 and 1,000 clients: seconds and peak memory",
+    baseline=SMALLEST,
+    cases=cases,
+    contenders=contenders,
+    derive=growth,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))

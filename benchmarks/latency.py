@@ -1,0 +1,155 @@
+"""Claim: a round costs next to nothing beside the training in it.
+
+    python benchmarks/latency.py [--quick] [--repeats N] [--threads N] [--json]
+
+Compared: milliseconds per round of a method that does nothing, with 10 clients over 50 rounds and the closing visit:
+the local engine, the pool with two workers, and the local engine with a run folder (records, TensorBoard events and a
+checkpoint of every client each round, flushed to the disk). What is left is the engine's own work: payload checks, the
+question whether a model has changed since its last evaluation (a checksum of its weights), messages, files. Backbones
+are the narrowest there are (width 0.0625) with two test images each: the checksum and the checkpoint grow with the
+backbone, the rest does not.
+
+Equal: nothing is computed; the number of turns taken is compared.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from asfedbridge.core.payload import Payload, Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
+from asfedbridge.data.loader import Shard
+from asfedbridge.engines import checkpoint
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import AfterRound, Engine, federate
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.records import make_records
+from asfedbridge.experiments.store import RunFolder
+from federation import make_images, make_infos, make_shard, make_task
+from sidebyside import Benchmark, Case, Contender, Work, main
+
+
+@dataclass(frozen=True)
+class Nothing(Method):
+    """Exchanges nothing, learns nothing. Not registered: it exists here only."""
+
+    name: ClassVar[str] = "nothing"
+
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        return {}
+
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        return {}
+
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        return Upload()
+
+
+ALIVE = ExitStack()  # what a child keeps until it is ended
+Setting = tuple[Method, Task, Sequence[ClientInfo], Sequence[Shard]]
+
+
+def setting(case: Case) -> Setting:
+    infos = make_infos(case["clients"], width=0.0625, T=2, train=2, test=2)
+    shards = [make_shard(*make_images(4, 8, info.id), 2) for info in infos]
+    return Nothing(), make_task(8, case["rounds"], 1, 2), infos, shards
+
+
+def nobody(
+    rnd: Round,
+    clients: Sequence[ClientInfo],
+    downs: Mapping[int, Payload],
+    ups: Mapping[int, Upload],
+    state: Payload,
+) -> None:
+    """Watches no round."""
+
+
+def work(engine: Engine, made_from: Setting, watch: AfterRound = nobody) -> Work:
+    method, task = made_from[:2]
+    taken = 0
+
+    def count(
+        rnd: Round,
+        clients: Sequence[ClientInfo],
+        downs: Mapping[int, Payload],
+        ups: Mapping[int, Upload],
+        state: Payload,
+    ) -> None:
+        nonlocal taken
+        taken += len(ups)
+        watch(rnd, clients, downs, ups, state)
+
+    def step() -> None:
+        nonlocal taken
+        taken = 0
+        federate(method, task, engine, count)
+
+    return Work(step, lambda: {"turns": np.array(taken)})
+
+
+def local(case: Case) -> Work:
+    made_from = setting(case)
+    return work(LocalEngine(*made_from), made_from)
+
+
+def pool(case: Case) -> Work:
+    from asfedbridge.engines.pool import PoolEngine  # type: ignore[import-not-found,unused-ignore]
+
+    made_from = setting(case)
+    return work(ALIVE.enter_context(PoolEngine(*made_from, workers=2)), made_from)
+
+
+def with_folder(case: Case) -> Work:
+    made_from = setting(case)
+    engine = LocalEngine(*made_from)
+    folder = RunFolder(Path(tempfile.mkdtemp()), replace(quickstart(), method=made_from[0]), resume=False)
+    folder.begin(0)
+
+    def keep(
+        rnd: Round,
+        clients: Sequence[ClientInfo],
+        downs: Mapping[int, Payload],
+        ups: Mapping[int, Upload],
+        state: Payload,
+    ) -> None:
+        folder.add_round(make_records(rnd, clients, downs, ups))
+        if not rnd.closing:
+            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {})
+
+    return work(engine, made_from, keep)
+
+
+def cases(args: argparse.Namespace) -> list[Case]:
+    return [{"clients": 2, "rounds": 3} if args.quick else {"clients": 10, "rounds": 50}]
+
+
+def contenders(case: Case) -> list[Contender]:
+    return [
+        Contender("local", local),
+        Contender("pool, 2 workers", pool, needs=["asfedbridge.engines.pool"], threads=1),
+        Contender("local, run folder", with_folder),
+    ]
+
+
+BENCHMARK = Benchmark(
+    script=os.path.abspath(__file__),
+    claim="a method that does nothing: what a round costs by itself",
+    baseline="local",
+    cases=cases,
+    contenders=contenders,
+    derive=lambda case, rows: {
+        f"ms per round, {name}": 1e3 * r["median"] / case["rounds"] for name, r in rows.items() if "median" in r
+    },
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))

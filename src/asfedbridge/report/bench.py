@@ -1,0 +1,60 @@
+"""The benchmarks of the source checkout, each script in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asfedbridge.core.errors import BadInput, nearest
+
+SOURCE = Path(__file__).parents[2]
+FOLDER = SOURCE.parent / "benchmarks"
+MARK = "BENCHMARK = Benchmark("  # what makes a file there a script and not a part of one
+
+
+def find_scripts() -> dict[str, Path]:
+    scripts = {p.stem: p for p in sorted(FOLDER.glob("*.py")) if MARK in p.read_text(encoding="utf-8")}
+    if not scripts:
+        raise BadInput("bench: the benchmarks are in the source repository, not in the installed package; run it there")
+    return scripts
+
+
+def choose_scripts(name: str | None) -> dict[str, Path]:
+    """The named script, or all."""
+    scripts = find_scripts()
+    if name is None:
+        return scripts
+    if name not in scripts:
+        raise BadInput(f"bench {name}: unknown benchmark{nearest(name, scripts)}")
+    return {name: scripts[name]}
+
+
+def run_script(path: Path, words: Sequence[str], capture: bool) -> tuple[int, dict[str, Any] | None]:
+    """Exit code and, if captured, the JSON of the last line on stdout."""
+    # Its standard input tells the script that we live (benchmarks/sidebyside.py); its own session keeps Ctrl-C here.
+    env = {"ASFEDBRIDGE_BENCH_FOLLOWS_STDIN": "1", "PYTHONPATH": _search_path()}
+    process = subprocess.Popen(
+        [sys.executable, str(path), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if capture else None,
+        env=os.environ | env,
+        start_new_session=True,
+    )
+    try:
+        if not capture:
+            return process.wait(), None
+        assert process.stdout
+        lines = process.stdout.read().splitlines()
+        return process.wait(), json.loads(lines[-1]) if lines else None
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def _search_path() -> str:
+    """This very package first, wherever it was started from."""
+    return os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
