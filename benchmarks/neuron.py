@@ -86,8 +86,10 @@ def _seconds(step: Callable[[], object]) -> float:
 
 def ours(case: Case) -> Work:
     from asfedbridge.core.protocol import Neuron
+    from asfedbridge.engines.process import prepare_process
     from asfedbridge.models.neuron import lif
 
+    prepare_process()  # as every engine does
     return work(lambda x: lif(x, Neuron()), case, layouts=(True,))
 
 
@@ -131,6 +133,13 @@ def spikingjelly(case: Case, compiled: bool = False) -> Work:
         return spikes
 
     return work(forward, case)
+
+
+def spikingjelly_prepared(case: Case) -> Work:
+    from asfedbridge.engines.process import prepare_process
+
+    prepare_process()
+    return spikingjelly(case)
 
 
 def spikingjelly_compiled(case: Case) -> Work:
@@ -194,16 +203,15 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 
 def contenders(case: Case) -> list[Contender]:
-    from asfedbridge.models import neuron
+    from asfedbridge.models.paths import available_paths
 
-    paths: list[str] = getattr(neuron, "available_paths", list)()
     compiling = "compiles for minutes; not with --quick" if case.get("quick") else ""
     return [
-        Contender("ours", ours),
-        *[Contender(f"ours, {path}", ours, env={"ASFEDBRIDGE_NEURON": path}) for path in paths],
+        *[Contender(f"ours, {path}", ours, env={"ASFEDBRIDGE_NEURON": path}) for path in available_paths()],
         Contender("reference loop", reference),
         Contender("reference loop, compiled", reference_compiled, skip=compiling),
         Contender("SpikingJelly LIFNode", spikingjelly, needs=["spikingjelly"]),
+        Contender("the same, freed memory kept", spikingjelly_prepared, needs=["spikingjelly"]),
         Contender("SpikingJelly LIFNode, compiled", spikingjelly_compiled, needs=["spikingjelly"], skip=compiling),
         Contender("snnTorch Leaky", snntorch, needs=["snntorch"]),
         Contender("norse LIFBoxCell", norse, needs=["norse"]),
@@ -213,7 +221,7 @@ def contenders(case: Case) -> list[Contender]:
 BENCHMARK = Benchmark(
     script=os.path.abspath(__file__),
     claim="LIF layer, forward and backward: ours against the SNN libraries",
-    baseline="ours",
+    baseline="ours, numba",
     cases=cases,
     contenders=contenders,
     tolerance={"gradient": 1e-5},

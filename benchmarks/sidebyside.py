@@ -237,10 +237,9 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=benchmark.claim)
     parser.add_argument("--repeats", type=int, metavar="N", help="timed repeats (default: 5; with --quick: 2)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads per contender (default: all cores)")
+    parser.add_argument("--case", type=int, metavar="K", help="only the K-th case (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
-    parser.add_argument(
-        "--json", action="store_true", help="the result as one line of JSON on stdout, the rest on stderr"
-    )
+    parser.add_argument("--json", action="store_true", help="only the final line of JSON on stdout, the rest on stderr")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     benchmark.options(parser)
     args = parser.parse_args(argv)
@@ -248,6 +247,8 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
         serve(benchmark, json.loads(args.child))
     if args.repeats is not None and args.repeats < 1:
         parser.error("--repeats: give at least 1")
+    if args.case is not None and not 1 <= args.case <= len(benchmark.cases(args)):
+        parser.error(f"--case {args.case}: give 1 to {len(benchmark.cases(args))}")
     if os.environ.get(FOLLOW):
         follow_stdin()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through `finally`, like Ctrl-C
@@ -276,13 +277,13 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     print(render(result), file=sys.stderr if args.json else sys.stdout)
     for line in wrong:
         print(f"not equal: {line}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
+    print(json.dumps(result))
     return 1 if wrong or failed else 0
 
 
 def planned(benchmark: Benchmark, args: argparse.Namespace) -> list[Case]:
-    return [case | {"quick": True} if args.quick else case for case in benchmark.cases(args)]
+    cases = [case | {"quick": True} if args.quick else case for case in benchmark.cases(args)]
+    return cases if args.case is None else cases[args.case - 1 : args.case]
 
 
 def progress(stream: IO[str]) -> Callable[[str], None]:

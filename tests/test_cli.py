@@ -212,6 +212,8 @@ def test_help_does_not_wait_for_torch() -> None:
         ("models", ["resnet18"]),
         ("data", ["digits", "cifar10", "cifar100", "npz:PATH", "folder:PATH"]),
         ("recipes", ["quickstart", "cpu", "paper"]),
+        ("kernels", ["numba", "spikingjelly", "torch"]),
+        ("all", ["methods:", "models:", "data:", "recipes:", "kernels:"]),
     ],
 )
 def test_lists(topic: str, words: list[str], tmp_path: Path, capsys: Any) -> None:

@@ -47,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE")
 
     lists = commands.add_parser("list", help="what there is to choose from")
-    lists.add_argument("topic", choices=["methods", "models", "data", "recipes"])
+    topics = ["all", "methods", "models", "data", "recipes", "kernels"]
+    lists.add_argument("topic", nargs="?", choices=topics, default="all", help="default: everything")
     _add_data_root(lists)
 
     data = commands.add_parser("data", help="list, fetch or check data sets")

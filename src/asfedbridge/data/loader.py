@@ -9,12 +9,13 @@ from torch.nn import functional as F
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.partition import Partition
+from asfedbridge.models.paths import installed
 
 AUGMENTATIONS = ("none", "crop", "crop+flip")
 
 
 class Shard:
-    """One client's uint8 images; batches are contiguous float32 [B, C, H, W] with int64 labels."""
+    """One client's uint8 images; batches are float32 [B, C, H, W] with int64 labels."""
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class Shard:
         centre, spread = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
         self._scale = (1 / (255 * spread)).float()
         self._shift = (-centre / spread).float()
+        values = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(256, x_train.shape[1], 1, 1)
+        self._table = self._normalise(values).view(256, -1).t().contiguous()  # by channel: what a pixel becomes
 
     @property
     def train_size(self) -> int:
@@ -68,14 +71,26 @@ class Shard:
     def _epoch(
         self, batch_size: int, order: Tensor, offsets: Tensor | None, flips: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
+        machine_code = installed("numba")
         for start in range(0, len(order), batch_size):
             part = slice(start, start + batch_size)
-            x = self.x_train[order[part]]
-            if offsets is not None:
-                x = crop(x, self.pad, offsets[0, part], offsets[1, part])
-            if flips is not None:
-                x = torch.where(flips[part].view(-1, 1, 1, 1), x.flip(3), x)
-            yield self._normalise(x), self.y_train[order[part]]
+            chosen = order[part]
+            if machine_code and offsets is not None:
+                from asfedbridge.data.augment import cut
+
+                mirrored = torch.zeros(len(chosen), dtype=torch.bool) if flips is None else flips[part]
+                x = cut(self.x_train, chosen, offsets[:, part], mirrored, self._table, self.pad)
+            else:
+                x = self._normalise(self._shift_and_flip(chosen, part, offsets, flips))
+            yield x, self.y_train[chosen]
+
+    def _shift_and_flip(self, chosen: Tensor, part: slice, offsets: Tensor | None, flips: Tensor | None) -> Tensor:
+        x = self.x_train[chosen]
+        if offsets is not None:
+            x = crop(x, self.pad, offsets[0, part], offsets[1, part])
+        if flips is not None:
+            x = torch.where(flips[part].view(-1, 1, 1, 1), x.flip(3), x)
+        return x
 
     def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The training images in order, only normalised."""

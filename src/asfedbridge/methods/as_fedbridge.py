@@ -118,7 +118,7 @@ class ASFedBridge(Method):
                 parts = {"tet": losses.tet(out.logits_TBC, y, self.lambda_tet)}
             else:
                 parts = {"ce": losses.cross_entropy(out.logits, y)}
-            if self.extracts(client.info):
+            if self.extracts(client.info) and weight > 0:
                 student = out.logits
                 with torch.no_grad():
                     teacher = bridge(x)

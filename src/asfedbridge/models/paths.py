@@ -53,10 +53,14 @@ def path_of(x: Tensor) -> str:
 
 def describe() -> dict[str, str]:
     """Each path with what it does and whether it is the one in use here."""
-    used = {forced_path() or available_paths("cpu")[0]}
-    if torch.cuda.is_available():
-        used.add(forced_path() or available_paths("cuda")[0])
-    states = dict.fromkeys(PATHS, "not installed") | {"torch": "available"}
-    states |= {name: "available" for name in PATHS if name == "torch" or installed(name)}
-    states |= dict.fromkeys(used, "in use")
-    return {name: f"{about} ({states[name]})" for name, about in PATHS.items()}
+    cuda = torch.cuda.is_available()
+    used = {forced_path() or available_paths(device)[0] for device in ("cpu", *["cuda"] * cuda)}
+
+    def state(name: str) -> str:
+        if name in used:
+            return "in use"
+        if name != "torch" and not installed(name):
+            return "not installed"
+        return "no CUDA device here" if name == "spikingjelly" and not cuda else "available"
+
+    return {name: f"{about} ({state(name)})" for name, about in PATHS.items()}

@@ -2,6 +2,7 @@
 
 import inspect
 import shutil
+import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
@@ -9,15 +10,22 @@ from asfedbridge.core.protocol import METHODS
 from asfedbridge.data.sources import data_root, describe
 from asfedbridge.experiments.recipes import RECIPES
 from asfedbridge.experiments.spec import method_fields
+from asfedbridge.models import paths
 from asfedbridge.models.zoo import DESCRIPTIONS
+
+TOPICS = ("methods", "models", "data", "recipes", "kernels")
 
 
 def list_topic(topic: str, root: str | None = None) -> str:
+    """One topic, or everything under headings."""
+    if topic == "all":
+        return "\n\n".join(f"{name}:\n{textwrap.indent(list_topic(name, root), '  ')}" for name in TOPICS)
     return {
         "methods": list_methods,
         "models": lambda: _pairs(DESCRIPTIONS),
         "data": lambda: _pairs({name: f"{what} ({where})" for name, what, where in describe(data_root(root))}),
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
+        "kernels": lambda: _pairs(paths.describe()),
     }[topic]()
 
 
