@@ -21,7 +21,7 @@ from asfedbridge.models import kernels
 from asfedbridge.models.kernels import Array, jit
 
 LANES = 16  # channel counts must be multiples: one mask of 16 spikes, one chunk of 16 sums
-DENSE_FORWARD, DENSE_BACKWARD = 0.24, 0.32  # firing rates above which the dense convolution is faster
+DENSE_FORWARD, DENSE_BACKWARD = 0.2, 0.32  # firing rates above which the dense convolution is faster
 SAMPLE = 8  # the rate is estimated on every eighth image
 CACHE = 128 << 10  # bytes of weight patches worked on at a time
 
@@ -86,7 +86,7 @@ def scatter(
     begin: int,
     end: int,
 ) -> None:
-    """Images ``begin`` .. ``end``: add patches to ``image`` where spikes are; as a ``gradient``, the other way round.
+    """Images ``begin`` .. ``end``: sum up patches in ``image`` where spikes are; as a ``gradient``, add to patches.
 
     ``patches`` is [inputs, 3, 3, outputs], ordered by where a spike's contribution goes; input channels are taken
     ``block`` at a time, so that their patches stay in the cache while the images pass.
@@ -94,6 +94,8 @@ def scatter(
     run, line = 3 * outputs, width * outputs
     for low in range(0, inputs, block):
         for n in range(begin, end):
+            if low == 0 and not gradient:
+                image[n * height * line : (n + 1) * height * line] = np.float32(0)
             for y in range(height):
                 top, bottom = 0 if y > 0 else 1, 3 if y < height - 1 else 2
                 for x in range(width):
@@ -155,7 +157,7 @@ class _EventConvolution(torch.autograd.Function):
         if ctx.rate > DENSE_FORWARD:
             return torch.conv2d(spikes, weight, padding=1)
         count, _, height, width = spikes.shape
-        image = torch.zeros(count, height, width, len(weight))
+        image = torch.empty(count, height, width, len(weight))
         # A spike at q reaches output q + (1, 1) through weight (0, 0), so patches are flipped kernels.
         patches = weight.detach().flip(2, 3).permute(1, 2, 3, 0).reshape(-1).numpy()
         _scatter(spikes, [patches] * torch.get_num_threads(), image.view(-1).numpy(), len(weight), gradient=False)
