@@ -1,7 +1,9 @@
 """One client's data in memory, served as normalised (and, for training, augmented) batches."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,6 +42,13 @@ class Shard:
         centre, spread = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
         self._scale = (1 / (255 * spread)).float()
         self._shift = (-centre / spread).float()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As arrays: multiprocessing sends tensors through /dev/shm, where containers have little room."""
+        return {name: v.numpy() if isinstance(v, Tensor) else v for name, v in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()})
 
     @property
     def train_size(self) -> int:

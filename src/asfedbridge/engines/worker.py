@@ -1,0 +1,93 @@
+"""A worker process of the pool: a host of its clients that does what it is asked, one message after the other.
+
+This module is loaded before workers are forked off; it must not start threads when it is imported.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
+from asfedbridge.engines.host import ClientHost
+from asfedbridge.engines.wire import pack, unpack
+
+PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+def serve(
+    connection: Connection,
+    threads: int,
+    watched: bool,
+    method: Method,
+    task: Task,
+    infos: Sequence[ClientInfo],
+    shards: Sequence[Shard],
+    device: torch.device | str,
+    capacity: int,
+    folder: Path,
+) -> None:
+    """Answer until the other end hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
+    _end_with_parent()
+    torch.set_num_threads(threads)
+
+    def tell(info: ClientInfo, *epoch: Any) -> None:
+        connection.send_bytes(pack({"epoch": [info.id, *epoch]}))
+
+    clients = ClientHost(method, task, infos, shards, device, tell if watched else None, capacity, folder)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            header, tensors = unpack(connection.recv_bytes())
+            try:
+                answer = pack(*_answer(clients, header, tensors))
+            except Exception as error:
+                answer = pack({"error": _describe(error)})
+            connection.send_bytes(answer)
+
+
+def _answer(clients: ClientHost, header: dict[str, Any], tensors: Payload) -> tuple[dict[str, Any], Payload]:
+    match header["do"]:
+        case "turn":
+            upload = clients.turn(header["client"], tensors, Round(*header["round"]))
+            return {"client": header["client"], "metrics": upload.metrics}, upload.payload
+        case "save":
+            return {"states": clients.save()}, {}
+        case "restore":
+            clients.restore(header["states"])
+            return {}, {}
+    raise ValueError(f"a worker does not know how to '{header['do']}'")
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    """What `pool.rebuild_error` makes an exception of again."""
+    kind = next((k.__name__ for k in (BadInput, Diverged, OSError) if isinstance(error, k)), type(error).__name__)
+    plain = {"kind": kind, "text": str(error), "trace": traceback.format_exc()}
+    return plain | ({"errno": error.errno, "strerror": error.strerror} if isinstance(error, OSError) else {})
+
+
+def _end_with_parent() -> None:
+    """Nobody is left behind when the parent is killed: a thread waits for its end, and where Python cannot run
+    because C code holds the interpreter, Linux kills us with the server we were forked from, which ends with it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
