@@ -78,6 +78,13 @@ def test_every_switch_is_the_same_in_workers(federation: Any, tmp_path: Path, na
     assert federation.plain(method, 0.5).differences(in_pool) == []
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_changes_nothing(federation: Any, tmp_path: Path, workers: int) -> None:
+    method = make("as-fedbridge")
+    in_pool = federation.play_in_pool(method, tmp_path, workers=workers)
+    assert federation.plain(method).differences(in_pool) == []
+
+
 def test_every_switch_of_as_fedbridge_does_something(federation: Any) -> None:
     """Otherwise the comparison above would compare a configuration with itself."""
     plain = federation.plain(make("as-fedbridge"), 0.5)

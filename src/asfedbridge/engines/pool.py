@@ -25,6 +25,8 @@ from asfedbridge.engines.worker import serve
 from asfedbridge.models.zoo import outline_backbone
 
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
+# What a worker runs, and what torch loads with the first optimiser: seconds that each worker would take for itself.
+PRELOAD = [serve.__module__, "asfedbridge.methods", "torch._dynamo"]
 PATIENCE = 2.0  # seconds for an idle worker to end by itself
 
 
@@ -219,7 +221,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([serve.__module__, "asfedbridge.methods"])
+    context.set_forkserver_preload(PRELOAD)
     multiprocessing.resource_tracker.ensure_running()  # its start would end the deafness below
     return context
 

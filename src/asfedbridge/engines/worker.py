@@ -3,7 +3,7 @@
 This module is loaded before workers are forked off; it must not start threads when it is imported.
 """
 
-import ctypes
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -23,8 +23,6 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
 from asfedbridge.engines.host import ClientHost
 from asfedbridge.engines.wire import pack, unpack
-
-PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 def serve(
@@ -79,15 +77,17 @@ def _describe(error: Exception) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """Nobody is left behind when the parent is killed: a thread waits for its end, and where Python cannot run
-    because C code holds the interpreter, Linux kills us with the server we were forked from, which ends with it."""
+    """Nobody is left behind when the parent is killed.
+
+    Linux signals a hang-up on the pipe that the parent holds; SIGIO ends who does not handle it, also in the middle
+    of C code that keeps Python's lock, where a thread would wait in vain. Elsewhere a thread has to do.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+        if not parent.is_alive():  # it died before we listened
+            os._exit(1)
+    else:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
