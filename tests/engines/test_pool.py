@@ -309,19 +309,32 @@ def test_without_a_folder_nothing_is_left(pair: Any, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_start_that_fails_leaves_nobody(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (
+            OSError(11, "Resource temporarily unavailable"),
+            BadInput,
+            r"^--workers 2: cannot start them all .*take fewer$",
+        ),
+    ],
+)
+def test_a_start_that_fails_leaves_nobody(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, fault: BaseException, error: type[BaseException], message: str
+) -> None:
     started: list[int] = []
     original = pool.Worker
 
     def second_fails(number: int, *args: Any) -> Any:
         if number == 1:
-            raise KeyboardInterrupt
+            raise fault
         worker = original(number, *args)
         started.append(worker.process.pid or 0)
         return worker
 
     monkeypatch.setattr(pool, "Worker", second_fails)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error, match=message):
         make_pool(pair, Standalone())
     assert len(started) == 1
     assert_gone(started, seconds=0)

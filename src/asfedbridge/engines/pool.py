@@ -109,8 +109,10 @@ class PoolEngine:
                     process.start()
                 theirs.close()  # so that the worker's end is the only one, and its death is heard
                 self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):  # too many processes or open files, not the user's disk
+                raise BadInput(f"--workers {workers}: cannot start them all ({error}); take fewer") from error
             raise
 
     def describe(self) -> dict[str, Any]:
