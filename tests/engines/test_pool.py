@@ -264,14 +264,14 @@ def test_progress_crosses_as_it_happens(pair: Any) -> None:
 
 def test_no_pile_of_downloads_in_the_parent(pair: Any) -> None:
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-    most = 0
+    most = made = 0
     method = ASFedBridge(bridge_width=0.34)
 
     @dataclass(frozen=True)
     class Fresh(ASFedBridge):
         def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
-            nonlocal most
-            most = max(most, len(alive))
+            nonlocal most, made
+            most, made = max(most, len(alive)), made + 1
             down = payload.clone(state)
             alive.update(down.values())
             return down
@@ -281,7 +281,7 @@ def test_no_pile_of_downloads_in_the_parent(pair: Any) -> None:
     with closing(make_pool(pair, method)) as engine:
         downs = Downloads(Fresh(bridge_width=0.34), state, closing_visit, pair.clients)
         assert sorted(engine.train(closing_visit, downs)) == [0, 1]
-    assert most == 0
+    assert (most, made) == (0, 2)
     assert downs.sizes == dict.fromkeys((0, 1), payload.size_in_bytes(state))
 
 
@@ -312,7 +312,7 @@ def test_without_a_folder_nothing_is_left(pair: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
         (
             OSError(11, "Resource temporarily unavailable"),
             BadInput,
@@ -321,7 +321,7 @@ def test_without_a_folder_nothing_is_left(pair: Any, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_start_that_fails_leaves_nobody(
-    pair: Any, monkeypatch: pytest.MonkeyPatch, fault: BaseException, error: type[BaseException], message: str
+    pair: Any, monkeypatch: pytest.MonkeyPatch, fault: BaseException, error: type[BaseException], message: str | None
 ) -> None:
     started: list[int] = []
     original = pool.Worker

@@ -53,6 +53,9 @@ class Downloads(Mapping[int, Payload]):
         self.sizes[client] = payload.size_in_bytes(down)
         return down
 
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients  # a Mapping would make the download to find out
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
 
