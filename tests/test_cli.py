@@ -59,14 +59,14 @@ def run(*words: str | Path, **options: Any) -> tuple[int, str, str]:
 
 def final_bits(folder: Path) -> dict[str, str]:
     """Digest of every tensor file of the one checkpoint a finished run leaves."""
-    (last,) = (folder / "checkpoint").iterdir()
-    return {f"{last.name}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in last.glob("*.safetensors")}
+    root = folder / "checkpoint"
+    paths = sorted(root.rglob("*.safetensors"))
+    return {p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
 def results(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
-    del summary["wall_seconds"]
-    return summary
+    return {key: value for key, value in summary.items() if key not in ("wall_seconds", "engine", "workers", "threads")}
 
 
 def rounds(folder: Path) -> list[dict[str, Any]]:
@@ -95,14 +95,22 @@ def test_the_run_folder_holds_what_is_promised(finished: Any) -> None:
     out = finished[0]
     assert {p.name for p in out.iterdir()} >= FILES
     assert not list(out.rglob("*.partial"))
-    assert [p.name for p in (out / "checkpoint").iterdir()] == ["round-000003"]
+    assert sorted(p.name for p in (out / "checkpoint").iterdir()) == ["clients", "round-000003"]
     assert len(list((out / "tensorboard").glob("events.out.tfevents.*"))) == 1
     assert [(r["round"], r["client"]) for r in rounds(out)] == [(i, c) for i in range(4) for c in range(2)]
 
 
 def test_the_summary_has_the_promised_keys(finished: Any) -> None:
     summary = json.loads((finished[0] / "summary.json").read_text())
-    fixed = {"method": "as-fedbridge", "data": "digits", "seed": 42, "rounds": 3, "engine": "local"}
+    fixed = {
+        "method": "as-fedbridge",
+        "data": "digits",
+        "seed": 42,
+        "rounds": 3,
+        "engine": "local",
+        "workers": 1,
+        "threads": 1,
+    }
     assert {key: summary[key] for key in fixed} == fixed
     assert list(summary["accuracy"]) == ["ann", "snn", "all"]
     assert all(isinstance(v, float) and 0 <= v <= 100 for v in summary["accuracy"].values())
@@ -275,6 +283,11 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
         (["rum"], "'rum'"),
         (["run", "--wat"], "--wat"),
         (["run", "--engine", "mpi"], "'mpi'"),
+        (["run", "--workers", "2"], "--workers 2: the local engine has none; add --engine pool"),
+        (["run", "--engine", "pool", "--workers", "0"], "--workers: '0' is no number of processes; give 1 to"),
+        (["run", "--engine", "pool", "--workers", "-1"], "--workers: '-1' is no number"),
+        (["run", "--engine", "pool", "--workers", "two"], "--workers: 'two' is no number"),
+        (["run", "--engine", "pool", "--workers", "9999"], "--workers: '9999' is no number"),
         (["run", "--resume"], "--resume needs --out"),
         (["list", "wishes"], "'wishes'"),
         (["data"], "ACTION"),
@@ -427,7 +440,7 @@ def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> P
 
 
 def test_a_damaged_checkpoint(refused: Any, half_done: Path) -> None:
-    path = half_done / "checkpoint" / "round-000002" / "client-0001.safetensors"
+    path = half_done / "checkpoint" / "clients" / "client-0001-round-000002.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -516,12 +529,12 @@ def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["first partial", "after round 1", "closing"])
+@pytest.mark.parametrize("moment", ["first state", "after round 1", "closing"])
 def test_killed_and_resumed(finished: Any, tmp_path: Path, moment: str) -> None:
     out = tmp_path / "run"
     lines = out / "rounds.jsonl"
     conditions: dict[str, Callable[[], bool]] = {
-        "first partial": (out / "checkpoint" / "round-000001.partial").is_dir,
+        "first state": lambda: any((out / "checkpoint" / "clients").glob("*")),
         "after round 1": checkpoint_after(out, 1),
         "closing": lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 6,
     }
@@ -549,5 +562,128 @@ def test_a_full_disk_and_then_space(finished: Any, tmp_path: Path) -> None:
     assert "cannot write" in last
     assert "--resume" in last
     assert "Traceback" not in err
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 0
+    assert same(finished[0], out)
+
+
+# Worker processes: the same run, and nobody left behind
+
+
+def processes(session: int) -> dict[int, tuple[int, str]]:
+    """Parent and command line of every living process of a session, by process."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent, _, own = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, ValueError):
+            continue  # gone while we looked
+        if int(own) == session and state != "Z":
+            found[int(folder.name)] = (int(parent), command)
+    return found
+
+
+def workers_of(session: int) -> list[int]:
+    found = processes(session)
+    return [pid for pid, (parent, _) in found.items() if "forkserver" in found.get(parent, (0, ""))[1]]
+
+
+def assert_all_gone(session: int, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while left := processes(session):
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+
+
+@pytest.fixture
+def pool_run(tmp_path: Path) -> Any:
+    """A run in two workers, in a session of its own, that has written its first checkpoint."""
+    out = tmp_path / "run"
+    words = ["run", *SMALL, "--engine", "pool", "--workers", "2", "--out", out]
+    with start(*words, preexec_fn=hear_ctrl_c, start_new_session=True) as process:
+        wait_for(process, checkpoint_after(out, 1))
+        assert len(workers_of(process.pid)) == 2
+        yield process, out
+        if process.poll() is None:
+            process.kill()
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_run_in_workers_leaves_the_same_folder_and_nobody(finished: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["run", *SMALL, "--engine", "pool", "--out", out, "--json"]
+    with start(*words, start_new_session=True) as process:
+        stdout, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert_all_gone(process.pid, seconds=2)
+    assert same(finished[0], out)
+    assert {p.name for p in out.iterdir()} == {p.name for p in finished[0].iterdir()}
+    summary = json.loads(stdout)
+    assert (summary["engine"], summary["threads"]) == ("pool", 1)
+    assert 1 <= summary["workers"] <= 2
+    assert "round 1/3" in err
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("stop", ["ctrl-c", "terminate"])
+def test_workers_stopped_by_the_user(finished: Any, pool_run: Any, stop: str) -> None:
+    """Ctrl-C goes to every process of the terminal; a plain kill to the one that was started."""
+    process, out = pool_run
+    begin = time.monotonic()
+    if stop == "ctrl-c":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 5
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == f"interrupted; go on with: asfedbridge run --resume --out {out}"
+    assert "Traceback" not in err
+    assert_all_gone(process.pid)
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 0
+    assert same(finished[0], out)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_killed_parent_leaves_no_worker(finished: Any, pool_run: Any) -> None:
+    process, out = pool_run
+    process.kill()
+    process.communicate(timeout=60)
+    assert_all_gone(process.pid)
+    assert cli.main(["run", "--resume", "--out", str(out), "--engine", "pool"]) == 0
+    assert same(finished[0], out)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_killed_worker_ends_the_run_in_one_line(finished: Any, pool_run: Any) -> None:
+    process, out = pool_run
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("asfedbridge: worker ")
+    assert "died (signal 9) while " in last
+    assert last.endswith("go on with --resume")
+    assert "Traceback" not in err
+    assert_all_gone(process.pid)
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 0
+    assert same(finished[0], out)
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_a_worker(finished: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    limit = 100_000
+    words = ["run", *SMALL, "--engine", "pool", "--out", out]
+    code, _, err = run(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert code == 2, err
+    assert f"--out {out}: cannot write" in err.splitlines()[-1]
     assert cli.main(["run", "--resume", "--out", str(out)]) == 0
     assert same(finished[0], out)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asfedbridge import __version__
-from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 
 DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+MOST_WORKERS = 1024
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE", help="what to run, then changes to it")
     run.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: a new one below runs/)")
-    run.add_argument("--engine", choices=["local"], default="local", help="where clients run (default: this process)")
+    run.add_argument(
+        "--engine", choices=["local", "pool"], default="local", help="clients in this process (default) or in workers"
+    )
+    run.add_argument("--workers", type=_count, metavar="N", help="worker processes of --engine pool (default: cores)")
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     run.add_argument("--json", action="store_true", help="print the summary as JSON on stdout")
     _add_data_root(run)
@@ -84,6 +88,12 @@ def positive(text: str) -> int:
     return value
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_WORKERS):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of processes; give 1 to {MOST_WORKERS}")
+    return int(text)
+
+
 def _add_data_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-root", metavar="DIR", help="folder of downloaded data (default: $ASFEDBRIDGE_DATA, else the cache)"
@@ -119,6 +129,8 @@ def command_run(args: argparse.Namespace) -> int:
     from asfedbridge.report.progress import Progress
     from asfedbridge.report.tables import client_rows, render_text, run_rows
 
+    if args.workers and args.engine != "pool":
+        raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
     if args.resume and args.out is None:
         raise BadInput("--resume needs --out DIR, the folder of the run to go on with")
     if args.resume and not args.what:
@@ -130,7 +142,7 @@ def command_run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        summary = execute(spec, out, data_root(args.data_root), Progress(), args.resume)
+        summary = execute(spec, out, data_root(args.data_root), Progress(), args.resume, args.engine, args.workers or 0)
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
         return INTERRUPTED
@@ -203,6 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_USAGE
     except Diverged as error:
         print(f"asfedbridge: {error}; rounds before this one are kept", file=sys.stderr)
+        return FAILED
+    except WorkerLost as error:
+        print(f"asfedbridge: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from torch import Tensor
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Neuron, Optimiser, Round, Shard, Task, Upload
 from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.engines.files import read_tensors
+from asfedbridge.engines.host import owner
 from asfedbridge.engines.local import LocalEngine
-from asfedbridge.engines.loop import draw, federate, play_round
+from asfedbridge.engines.loop import count_at_work, draw, federate, play_round
+from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import Setting, prepare
 from asfedbridge.experiments.spec import apply_overrides
@@ -97,9 +101,6 @@ class BytesEngine:
     def client_state(self, client: int) -> Payload:
         return from_bytes(self.states[client])
 
-    def load_client_state(self, client: int, state: Payload) -> None:
-        self.states[client] = to_bytes(state)
-
 
 class BackwardsEngine(LocalEngine):
     """Clients take their turns, and reply, in the opposite order."""
@@ -108,21 +109,36 @@ class BackwardsEngine(LocalEngine):
         return list(super().clients())[::-1]
 
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
-        return super().train(rnd, dict(reversed(downs.items())))
+        return super().train(rnd, {i: downs[i] for i in reversed(list(downs))})
+
+
+class PoolOfTwo(PoolEngine):
+    """Two workers; a client's state is read from the file its worker wrote."""
+
+    def __init__(self, *args: Any, folder: Path, **options: Any) -> None:
+        super().__init__(*args, folder=folder, **{"workers": 2, "threads": 1} | options)
+        self.folder = folder
+
+    def client_state(self, client: int) -> Payload:
+        found = {owner(name): read_tensors(self.folder / name, sha256) for name, sha256 in self.save().items()}
+        return found.get(client, {})
 
 
 @dataclass
 class Played:
     server: Bits
-    clients: dict[int, Bits]
+    trained: dict[int, Bits]  # every client that took part, after the last round
+    clients: dict[int, Bits]  # every client, after the closing visit, where an engine shows it
     metrics: Metrics
 
     def differences(self, other: "Played") -> list[str]:
         """Names of everything that is not equal to the last bit."""
         pairs = [("server", self.server, other.server)]
-        pairs += [(f"client {i}", self.clients[i], other.clients[i]) for i in self.clients]
+        pairs += [(f"trained {i}", self.trained[i], other.trained[i]) for i in self.trained]
+        pairs += [(f"client {i}", self.clients[i], other.clients[i]) for i in self.clients if other.clients]
         pairs += [(f"metrics {i}", self.metrics.get(i, {}), other.metrics.get(i, {})) for i in self.metrics]
-        found = [f"keys: {set(self.metrics) ^ set(other.metrics)}"] if set(self.metrics) != set(other.metrics) else []
+        both = ((self.metrics, other.metrics), (self.trained, other.trained))
+        found = [f"keys: {set(a) ^ set(b)}" for a, b in both if set(a) != set(b)]
         for name, ours, theirs in pairs:
             keys = sorted(set(ours) | set(theirs))
             found += [f"{name}: {key}" for key in keys if _text(ours.get(key)) != _text(theirs.get(key))]
@@ -160,20 +176,24 @@ class Federation:
         after: Callable[[Round, Payload], None] | None = None,
     ) -> Played:
         metrics: Metrics = {}
+        trained: dict[int, Bits] = {}
 
-        def after_round(rnd: Round, clients: Any, downs: Any, ups: Mapping[int, Upload], state: Payload) -> None:
+        def after_round(rnd: Round, clients: Any, sent: Any, ups: Mapping[int, Upload], state: Payload) -> None:
             _note(metrics, rnd, ups)
+            if rnd.index == rnd.total - 1:
+                trained.update(self.trained(engine, participation))
             if after:
                 after(rnd, state)
 
         server = federate(method, self.task, engine, after_round, participation, start, state)
-        return self.result(engine, server, metrics)
+        return self.result(engine, server, trained, metrics)
 
     def play_over_bytes(self, method: Method, participation: float = 1.0, backwards: bool = False) -> Played:
         """The same loop with everything rebuilt: the method every time, the server's state after every round."""
         engine = self.engine(method, BytesEngine, backwards=backwards)
         clients = sorted(engine.clients(), key=lambda c: c.id)
         metrics: Metrics = {}
+        trained: dict[int, Bits] = {}
         content = to_bytes(rebuilt_method(method).server_init(self.task, clients))
         for index in range(self.task.rounds + 1):
             rnd = Round(index, self.task.rounds)
@@ -183,10 +203,23 @@ class Federation:
             )
             content = to_bytes(server)
             _note(metrics, rnd, ups)
-        return self.result(engine, from_bytes(content), metrics)
+            if index == self.task.rounds - 1:
+                trained = self.trained(engine, participation)
+        return self.result(engine, from_bytes(content), trained, metrics)
 
-    def result(self, engine: Any, server: Payload, metrics: Metrics) -> Played:
-        return Played(bits(server), {c.id: bits(engine.client_state(c.id)) for c in self.infos}, metrics)
+    def play_in_pool(self, method: Method, folder: Path, participation: float = 1.0, **options: Any) -> Played:
+        at_work = count_at_work(len(self.infos), participation)
+        with closing(self.engine(method, PoolOfTwo, folder=folder, at_work=at_work, **options)) as engine:
+            return self.play(method, engine, participation)
+
+    def trained(self, engine: Any, participation: float) -> dict[int, Bits]:
+        rounds = [Round(i, self.task.rounds) for i in range(self.task.rounds)]
+        chosen = {c.id for rnd in rounds for c in draw(self.infos, participation, self.task.seed, rnd)}
+        return {i: bits(engine.client_state(i)) for i in sorted(chosen)}
+
+    def result(self, engine: Any, server: Payload, trained: dict[int, Bits], metrics: Metrics) -> Played:
+        shown = [] if isinstance(engine, PoolEngine) else self.infos
+        return Played(bits(server), trained, {c.id: bits(engine.client_state(c.id)) for c in shown}, metrics)
 
 
 def _note(metrics: Metrics, rnd: Round, ups: Mapping[int, Upload]) -> None:
@@ -215,6 +248,11 @@ def federation(shared_federation: Federation) -> Iterator[Federation]:
 @pytest.fixture
 def backwards_engine() -> type[LocalEngine]:
     return BackwardsEngine
+
+
+@pytest.fixture
+def pool_engine() -> type[PoolEngine]:
+    return PoolOfTwo
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+from multiprocessing.reduction import ForkingPickler
+
 import pytest
 import torch
 from torch import Tensor
@@ -189,3 +191,17 @@ def test_machine_code_gives_the_bits_of_tensor_operations(
     monkeypatch.setattr(loader, "installed", lambda package: False)
     plain = [x for x, _ in shard.batches(150, seeded(2))]
     assert all(torch.equal(a, b) for a, b in zip(fast, plain, strict=True))
+
+
+def test_a_shard_goes_to_another_process_by_value() -> None:
+    """Not through shared memory, which is where multiprocessing puts tensors: a container may have 64 MB of it."""
+    shard = make_shard()
+    content = bytes(ForkingPickler.dumps(shard))
+    assert len(content) > shard.x_train.nbytes + shard.x_test.nbytes
+    assert b"rebuild_storage" not in content
+    found = ForkingPickler.loads(content)
+    assert (found.train_size, found.test_size, found.pad, found.augment) == (23, 5, 2, "crop+flip")
+    for ours, theirs in zip(shard.batches(7, seeded()), found.batches(7, seeded()), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    found.x_train.zero_()  # its own memory, and writable
+    assert shard.x_train.any()

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +13,53 @@ import torch
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.engines import checkpoint, files
-from asfedbridge.engines.checkpoint import load, save
+from asfedbridge.engines.checkpoint import CLIENTS, load, save
+from asfedbridge.engines.host import owner, state_name
 
 IDENTITY = {"specification": "s" * 64, "data": "d" * 64, "partition": "p" * 64}
 
 
 class Shelf:
-    """An engine that only keeps states."""
+    """An engine that only keeps the states of two clients, in the checkpoint's own folder."""
 
-    def __init__(self, value: float = 0.0, clients: int = 2) -> None:
-        self.states: dict[int, Payload] = {i: {"module/a/w": torch.full((3,), value + i)} for i in range(clients)}
+    def __init__(self, root: Path, next_round: int = 0, value: float = 0.0) -> None:
+        self.folder, self.next_round = root / CLIENTS, next_round
+        self.states: dict[int, Payload] = {i: {"module/a/w": torch.full((3,), value + i)} for i in range(2)}
 
-    def clients(self) -> list[ClientInfo]:
-        return [ClientInfo(i, "ann", "resnet18") for i in self.states]
+    def save(self) -> dict[str, str]:
+        self.folder.mkdir(exist_ok=True)
+        names = {i: state_name(i, self.next_round) for i in self.states}
+        return {name: files.write_tensors(self.folder / name, self.states[i]) for i, name in names.items()}
 
-    def client_state(self, client: int) -> Payload:
-        return self.states[client]
-
-    def load_client_state(self, client: int, state: Payload) -> None:
-        self.states[client] = state
+    def restore(self, states: Mapping[str, str]) -> None:
+        self.states = {owner(name): files.read_tensors(self.folder / name, sha) for name, sha in states.items()}  # type: ignore[misc]
 
 
 def write(root: Path, next_round: int, value: float, identity: Any = IDENTITY) -> None:
-    save(root, next_round, {"w": torch.full((2,), value)}, Shelf(value), identity)  # type: ignore[arg-type]
+    save(root, next_round, {"w": torch.full((2,), value)}, Shelf(root, next_round, value), identity)  # type: ignore[arg-type]
 
 
 def read(root: Path, identity: Any = IDENTITY) -> tuple[int, float, list[float]] | None:
-    shelf = Shelf(-1.0)
+    shelf = Shelf(root)
     found = load(root, shelf, identity)  # type: ignore[arg-type]
     if found is None:
         return None
     return found.next_round, found.server["w"][0].item(), [s["module/a/w"][0].item() for s in shelf.states.values()]
+
+
+def listing(root: Path) -> list[str]:
+    return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
+
+
+def files_of(index: int) -> list[str]:
+    """All that a checkpoint leaves, clients first."""
+    return [
+        f"clients/client-0000-round-{index:06d}.safetensors",
+        f"clients/client-0001-round-{index:06d}.safetensors",
+        f"round-{index:06d}/checkpoint.json",
+        f"round-{index:06d}/server.safetensors",
+    ]
 
 
 @pytest.fixture
@@ -56,22 +71,18 @@ def test_what_is_written_is_read(root: Path) -> None:
     assert read(root) is None
     write(root, 1, 10.0)
     assert read(root) == (1, 10.0, [10.0, 11.0])
-    assert [p.name for p in root.iterdir()] == ["round-000001"]
-    assert {p.name for p in (root / "round-000001").iterdir()} == {
-        "checkpoint.json", "server.safetensors", "client-0000.safetensors", "client-0001.safetensors",
-    }  # fmt: skip
+    assert listing(root) == files_of(1)
 
 
 def test_an_empty_server_state_is_a_state(root: Path) -> None:
-    save(root, 1, {}, Shelf(), IDENTITY)  # type: ignore[arg-type]
-    found = load(root, Shelf(), IDENTITY)  # type: ignore[arg-type]
-    assert found == checkpoint.Checkpoint(1, {})
+    save(root, 1, {}, Shelf(root), IDENTITY, seconds=2.5)  # type: ignore[arg-type]
+    assert load(root, Shelf(root), IDENTITY) == checkpoint.Checkpoint(1, {}, 2.5)  # type: ignore[arg-type]
 
 
 def test_the_newer_replaces_the_older(root: Path) -> None:
     for index in (1, 9, 10, 100):
         write(root, index, float(index))
-        assert [p.name for p in root.iterdir()] == [f"round-{index:06d}"]
+        assert listing(root) == files_of(index)
         assert read(root) == (index, float(index), [float(index), index + 1.0])
 
 
@@ -82,24 +93,28 @@ def test_the_newest_is_read_even_if_an_older_is_there(root: Path, tmp_path: Path
     shutil.copytree(tmp_path / "kept", root / "round-000002")  # as if power failed before it was removed
     assert read(root) == (10, 10.0, [10.0, 11.0])
     write(root, 11, 11.0)
-    assert [p.name for p in root.iterdir()] == ["round-000011"]
+    assert listing(root) == files_of(11)
 
 
 def test_the_older_is_removed_only_when_the_newer_is_complete(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, 1, 1.0)
-    there: list[tuple[bool, set[str]]] = []
-    original = shutil.rmtree
+    there: list[list[str]] = []
+    rmtree, unlink = shutil.rmtree, Path.unlink
 
-    def watched(path: Path, **options: Any) -> None:
+    def watched_rmtree(path: Path, **options: Any) -> None:
         if Path(path).name == "round-000001":
-            there.append(((root / "round-000002").is_dir(), {p.name for p in (root / "round-000002").iterdir()}))
-        original(path, **options)
+            there.append(listing(root))
+        rmtree(path, **options)
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", watched)
+    def watched_unlink(path: Path, **options: Any) -> None:
+        there.append(listing(root))
+        unlink(path, **options)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", watched_rmtree)
+    monkeypatch.setattr(Path, "unlink", watched_unlink)
     write(root, 2, 2.0)
-    assert len(there) == 1
-    assert there[0][0]
-    assert {"checkpoint.json", "server.safetensors", "client-0001.safetensors"} <= there[0][1]
+    assert len(there) == 3  # the folder, and two clients
+    assert all(set(files_of(2)) <= set(found) for found in there)
 
 
 def test_everything_is_flushed_before_the_rename(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +127,7 @@ def test_everything_is_flushed_before_the_rename(root: Path, monkeypatch: pytest
     write(root, 1, 1.0)
     names = [Path(entry).name for entry in log]
     cut = names.index("rename")
-    assert set(names[:cut]) == {
-        "server.safetensors", "client-0000.safetensors", "client-0001.safetensors", "checkpoint.json",
-        "round-000001.partial",
-    }  # fmt: skip
+    assert set(names[:cut]) == {*(Path(name).name for name in files_of(1)), "round-000001.partial"}
     assert names[cut + 1 :] == ["checkpoint"]
 
 
@@ -124,9 +136,11 @@ def test_leftovers_of_a_crash_are_ignored_and_cleaned(root: Path) -> None:
     for name in ("round-000002.partial", "round-000001.partial"):
         (root / name).mkdir()
         (root / name / "server.safetensors").write_bytes(b"half")
+    (root / CLIENTS / state_name(0, 2)).write_bytes(b"half")
     assert read(root) == (1, 1.0, [1.0, 2.0])
+    assert listing(root) == files_of(1)
     write(root, 2, 2.0)
-    assert [p.name for p in root.iterdir()] == ["round-000002"]
+    assert listing(root) == files_of(2)
     assert read(root) == (2, 2.0, [2.0, 3.0])
 
 
@@ -141,7 +155,7 @@ def test_a_round_can_be_written_again(root: Path) -> None:
     assert read(root) == (1, 5.0, [5.0, 6.0])
 
 
-FILES = ("server.safetensors", "client-0000.safetensors", "client-0001.safetensors", "checkpoint.json")
+FILES = files_of(1)
 
 
 def one_line(root: Path, identity: Any = IDENTITY) -> str:
@@ -151,11 +165,11 @@ def one_line(root: Path, identity: Any = IDENTITY) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", FILES[:3])
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
 @pytest.mark.parametrize("place", [0, 12, -1])
 def test_a_flipped_bit_is_found(root: Path, name: str, place: int) -> None:
     write(root, 1, 1.0)
-    path = root / "round-000001" / name
+    path = root / name
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
@@ -168,7 +182,7 @@ def test_a_flipped_bit_is_found(root: Path, name: str, place: int) -> None:
 @pytest.mark.parametrize("keep", [0, 10, -1])
 def test_a_cut_file_is_found(root: Path, name: str, keep: int) -> None:
     write(root, 1, 1.0)
-    path = root / "round-000001" / name
+    path = root / name
     path.write_bytes(path.read_bytes()[:keep])
     assert f"{path}: this checkpoint is damaged" in one_line(root)
 
@@ -176,8 +190,8 @@ def test_a_cut_file_is_found(root: Path, name: str, keep: int) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_found(root: Path, name: str) -> None:
     write(root, 1, 1.0)
-    (root / "round-000001" / name).unlink()
-    assert f"{root / 'round-000001' / name}: this checkpoint is damaged" in one_line(root)
+    (root / name).unlink()
+    assert f"{root / name}: this checkpoint is damaged" in one_line(root)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "5", "{}", "\xff\xfe", '{"next_round": "x"}'])
@@ -187,13 +201,13 @@ def test_a_broken_index_is_found(root: Path, text: str) -> None:
     assert "checkpoint.json: this checkpoint is damaged" in one_line(root)
 
 
-@pytest.mark.parametrize("field", ["sha256", "identity", "next_round"])
+@pytest.mark.parametrize("field", ["clients", "server", "identity", "next_round", "seconds", "format"])
 @pytest.mark.parametrize("value", [None, [], "x"])
 def test_a_wrong_type_in_the_index_is_found(root: Path, field: str, value: Any) -> None:
     write(root, 1, 1.0)
     path = root / "round-000001" / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    assert str(root / "round-000001") in one_line(root)
+    assert str(root) in one_line(root)
 
 
 def test_another_format_is_refused(root: Path) -> None:
@@ -210,23 +224,6 @@ def test_another_identity_is_refused_by_name(root: Path, what: str) -> None:
     assert f"belongs to another {what}" in message
     assert "x" * 12 in message
     assert IDENTITY[what][:12] in message
-
-
-def test_a_client_the_checkpoint_does_not_know_is_refused(root: Path) -> None:
-    write(root, 1, 1.0)
-    with pytest.raises(BadInput, match=r"client-0002\.safetensors: this checkpoint is damaged"):
-        load(root, Shelf(clients=3), IDENTITY)  # type: ignore[arg-type]
-
-
-def test_states_that_do_not_fit_the_clients_are_refused(root: Path) -> None:
-    class Picky(Shelf):
-        def load_client_state(self, client: int, state: Payload) -> None:
-            torch.nn.Linear(2, 2).load_state_dict(state)
-
-    write(root, 1, 1.0)
-    with pytest.raises(BadInput, match="damaged") as caught:
-        load(root, Picky(), IDENTITY)  # type: ignore[arg-type]
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("call", range(4))
@@ -246,14 +243,14 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(
         original(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_through", fails)
+        patch.setattr(files, "write_through", fails)
         with pytest.raises(OSError, match="No space"):
             write(root, 2, 2.0)
     assert len(calls) == call + 1
     assert read(root) == (1, 1.0, [1.0, 2.0])
     write(root, 2, 2.0)
     assert read(root) == (2, 2.0, [2.0, 3.0])
-    assert [p.name for p in root.iterdir()] == ["round-000002"]
+    assert listing(root) == files_of(2)
 
 
 def test_a_failed_rename_leaves_the_last_checkpoint_good(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

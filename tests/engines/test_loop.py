@@ -1,5 +1,6 @@
 """Rounds: who takes part, what may cross, what happens in the closing visit."""
 
+import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,7 +95,7 @@ class Echo:
         return self.infos
 
     def train(self, rnd: Round, downs: Any) -> dict[int, Upload]:
-        return {i: self.reply(i, down) for i, down in reversed(downs.items())}
+        return {i: self.reply(i, downs[i]) for i in reversed(list(downs))}
 
 
 @dataclass(frozen=True)
@@ -188,16 +189,28 @@ def test_a_start_in_the_middle_needs_no_first_state() -> None:
     assert state["w"].tolist() == [5.0, 6.0]
 
 
-def test_a_download_is_a_copy_of_the_state() -> None:
-    def spoil(i: int, down: Payload) -> Upload:
-        up = {"w": down["w"].clone()}
-        down["w"].fill_(99.0)
-        return Upload(up)
+def test_downloads_are_made_one_at_a_time() -> None:
+    """A thousand clients in the closing visit, and never two payloads in memory."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
 
+    @dataclass(frozen=True)
+    class Fresh(One):
+        def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+            nonlocal most
+            down = payload.clone(state)
+            alive.update(down.values())
+            most = max(most, len(alive))
+            return down
+
+    many = [ClientInfo(i, "ann", "resnet18", train_size=1) for i in range(1000)]
     state = {"w": torch.tensor([1.0, 2.0])}
-    after, downs, _ = play_round(One(), TASK, Echo(TWO, spoil), state, Round(0, 3), TWO)  # type: ignore[arg-type]
-    assert state["w"].tolist() == after["w"].tolist() == [1.0, 2.0]
-    assert downs[0]["w"].data_ptr() != downs[1]["w"].data_ptr()
+    engine = Echo(many, lambda i, down: Upload())
+    _, sent, ups = play_round(Fresh(), TASK, engine, state, Round(3, 3), many)  # type: ignore[arg-type]
+    assert most == 1
+    assert len(alive) == 0
+    assert sent == dict.fromkeys(range(1000), 8)
+    assert list(ups) == list(range(1000))
 
 
 def test_the_closing_visit_only_receives(pair: Any, make_engine: Any) -> None:

@@ -178,16 +178,16 @@ def test_a_private_tensor_is_stopped_at_the_client(pair: Any) -> None:
         take_turn(Sending(), client_of(pair, Sending(), 1), {}, Round(0, 2))
 
 
-def test_a_restored_client_shares_nothing_with_the_state_it_came_from(make_engine: Any) -> None:
-    engine = make_engine(Standalone())
-    engine.train(Round(0, 2), {0: {}})
-    state = engine.client_state(0)
+def test_a_restored_client_shares_nothing_with_the_state_it_came_from(pair: Any) -> None:
+    client = client_of(pair, Standalone())
+    take_turn(Standalone(), client, {}, Round(0, 2))
+    state = client.state_dict()
     assert any(name.startswith("momentum/") for name in state)
-    engine.load_client_state(0, state)
+    client.load_state_dict(state)
     before = {name: t.clone() for name, t in state.items()}
     for tensor in state.values():
         tensor.fill_(3)
-    after = engine.client_state(0)
+    after = client.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], t) for name, t in before.items())
 

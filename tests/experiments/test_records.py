@@ -26,9 +26,8 @@ def record(index: int, client: int, up: int = 0, down: int = 0, **metrics: float
 
 
 def test_records_count_what_crossed() -> None:
-    downs = {0: {"a": torch.zeros(3, 2)}, 2: {}}
     ups = {0: Upload({"a": torch.zeros(5)}, {"received.accuracy": 50.0, "seconds": 2.0}), 2: Upload()}
-    first, second = make_records(Round(4, 9), [FLEET[0], FLEET[2]], downs, ups)
+    first, second = make_records(Round(4, 9), [FLEET[0], FLEET[2]], {0: 24, 2: 0}, ups)
     assert first == {
         "round": 4, "client": 0, "kind": "ann", "model": "resnet18", "width": 0.5,
         "downlink_bytes": 24, "uplink_bytes": 20, "received.accuracy": 50.0, "seconds": 2.0,

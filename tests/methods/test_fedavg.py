@@ -154,3 +154,18 @@ def test_the_loss_is_the_tasks(lab: Any, kind: Kind, loss: str) -> None:
         expected = nn.functional.cross_entropy(out.logits_TBC.mean(dim=0), y).item()
     metrics = method.client_round(client, FIRST).metrics
     assert metrics == {"local.ce": pytest.approx(expected, rel=1e-5)}
+
+
+@pytest.mark.parametrize("method", DIRECT + ISOLATED, ids=name)
+def test_a_large_fleet_is_checked_by_its_shapes(lab: Any, monkeypatch: pytest.MonkeyPatch, method: FedAvg) -> None:
+    asked: list[int] = []
+    original = type(method).uploads
+    monkeypatch.setattr(
+        type(method), "uploads", lambda self, task, client: (asked.append(client.id), original(self, task, client))[1]
+    )
+    many = [lab.info(BOTH[i % 2], id=i) for i in range(5000)]
+    method.check(lab.task, many)
+    assert len(asked) == 4
+    assert set(asked) == {0, 1}
+    with pytest.raises(BadInput, match=r"client 5001 .* and client [01] .*do not have the same shapes"):
+        method.check(lab.task, [*many, lab.info("snn", id=5001, width=0.25)])

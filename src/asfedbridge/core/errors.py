@@ -1,4 +1,4 @@
-"""The two ways a run ends early that are nobody's bug."""
+"""The ways a run ends early that are nobody's bug."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,6 +10,10 @@ class BadInput(ValueError):
 
 class Diverged(ArithmeticError):
     """NaN or infinity appeared in training or in a payload; the message names client, round and stage."""
+
+
+class WorkerLost(RuntimeError):
+    """A process that clients live in is gone (killed, out of memory); the message names it, its client and round."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,7 +1,9 @@
 """One client's data in memory, served as normalised (and, for training, augmented) batches."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -43,6 +45,13 @@ class Shard:
         self._shift = (-centre / spread).float()
         values = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(256, x_train.shape[1], 1, 1)
         self._table = self._normalise(values).view(256, -1).t().contiguous()  # by channel: what a pixel becomes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As arrays: multiprocessing sends tensors through /dev/shm, where containers have little room."""
+        return {name: v.numpy() if isinstance(v, Tensor) else v for name, v in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()})
 
     @property
     def train_size(self) -> int:

@@ -1,7 +1,14 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and tensor files that are what they were."""
 
+import hashlib
 import os
 from pathlib import Path
+
+import safetensors
+import safetensors.torch
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.payload import Payload
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -26,3 +33,34 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_tensors(path: Path, tensors: Payload) -> str:
+    """Write and flush; return the SHA-256 that reading it will ask for."""
+    content = safetensors.torch.save(tensors)
+    write_through(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_tensors(path: Path, sha256: str) -> Payload:
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise damaged(path, "its checksum differs")
+        return dict(safetensors.torch.load(content))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise damaged(path, type(error).__name__) from None
+
+
+def verify(path: Path, sha256: str) -> None:
+    """Read the file through without keeping it."""
+    try:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise damaged(path, "its checksum differs")
+    except OSError as error:
+        raise damaged(path, type(error).__name__) from None
+
+
+def damaged(path: Path, why: str) -> BadInput:
+    return BadInput(f"{path}: this checkpoint is damaged ({why}); restore the file, or start again in another --out")

@@ -1,17 +1,19 @@
 """The plain engine: every client in this process, one after the other. What the others are compared with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Shard, Task, Upload
-from asfedbridge.engines.client import build_client, take_turn
-
-Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
+from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.engines.host import ClientHost, Progress
 
 
 class LocalEngine:
+    """``at_work`` bounds the clients in memory (0: all of them stay there); the others are in ``folder``."""
+
     def __init__(
         self,
         method: Method,
@@ -20,27 +22,30 @@ class LocalEngine:
         shards: Sequence[Shard],
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        at_work: int = 0,
+        folder: Path | None = None,
     ) -> None:
-        self.method = method
-        self._clients: dict[int, Client] = {}
-        for info, shard in zip(infos, shards, strict=True):
-            client = build_client(method, task, info, shard, device)
-            if progress:
-                client.watch = _bind(progress, info)
-            self._clients[info.id] = client
+        self._infos = list(infos)
+        self.host = ClientHost(method, task, infos, shards, device, progress, at_work, folder)
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "local", "workers": 1, "threads": torch.get_num_threads()}
 
     def clients(self) -> Sequence[ClientInfo]:
-        return [client.info for client in self._clients.values()]
+        return self._infos
 
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
-        return {i: take_turn(self.method, self._clients[i], down, rnd) for i, down in downs.items()}
+        return {i: self.host.turn(i, downs[i], rnd) for i in downs}
+
+    def save(self) -> Mapping[str, str]:
+        return self.host.save()
+
+    def restore(self, states: Mapping[str, str]) -> None:
+        self.host.restore(states)
+
+    def close(self) -> None:
+        pass
 
     def client_state(self, client: int) -> Payload:
-        return self._clients[client].state_dict()
-
-    def load_client_state(self, client: int, state: Payload) -> None:
-        self._clients[client].load_state_dict(state)
-
-
-def _bind(progress: Progress, info: ClientInfo) -> Callable[[str, int, int, dict[str, float]], None]:
-    return lambda stage, epoch, epochs, losses: progress(info, stage, epoch, epochs, losses)
+        """For whoever looks into clients of the own process; no part of what engines have in common."""
+        return self.host.state(client)

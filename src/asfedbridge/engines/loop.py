@@ -1,7 +1,7 @@
 """The rounds of a run: once, for every method and every engine."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -11,21 +11,66 @@ from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
 
 
 class Engine(Protocol):
-    """Moves payloads. The private states stay where the clients are; they are asked for only to be kept on disk."""
+    """Moves payloads. The private states stay where the clients are, and are kept there as files."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a summary says of the engine: its name under ``engine``, and what else there is to know."""
+        ...
 
     def clients(self) -> Sequence[ClientInfo]: ...
-    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]: ...
-    def client_state(self, client: int) -> Payload: ...
-    def load_client_state(self, client: int, state: Payload) -> None: ...
+
+    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
+        """A turn for every key of ``downs``. A value is made when it is asked for, and is the server's own memory:
+        copy or send it, and let it go."""
+        ...
+
+    def save(self) -> Mapping[str, str]:
+        """Make the states of clients that trained since the last time lasting. Name and checksum of every state
+        there is; files that the last ``save`` named are left alone."""
+        ...
+
+    def restore(self, states: Mapping[str, str]) -> None:
+        """Bring every client to what ``save`` named; BadInput if a file is missing or damaged."""
+        ...
+
+    def close(self) -> None: ...
 
 
-# What happened in a round (uploads by client) and the server's state after it.
-AfterRound = Callable[[Round, Sequence[ClientInfo], Mapping[int, Payload], Mapping[int, Upload], Payload], None]
+# What happened in a round (bytes sent and uploads by client) and the server's state after it.
+AfterRound = Callable[[Round, Sequence[ClientInfo], Mapping[int, int], Mapping[int, Upload], Payload], None]
+
+
+class Downloads(Mapping[int, Payload]):
+    """What the server sends in a round, by client: each made when it is asked for, none kept, bytes counted."""
+
+    def __init__(self, method: Method, state: Payload, rnd: Round, clients: Sequence[ClientInfo]) -> None:
+        self._method, self._state, self._round = method, state, rnd
+        self._clients = {c.id: c for c in clients}
+        self.sizes: dict[int, int] = {}
+
+    def __getitem__(self, client: int) -> Payload:
+        down = self._method.server_send(self._state, self._clients[client], self._round)
+        self.sizes[client] = payload.size_in_bytes(down)
+        return down
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients  # a Mapping would make the download to find out
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def count_at_work(clients: int, participation: float) -> int:
+    """How many clients take part in a round."""
+    return min(clients, max(1, round(participation * clients)))
 
 
 def draw(clients: Sequence[ClientInfo], participation: float, run_seed: int, rnd: Round) -> list[ClientInfo]:
     """This round's participants in id order; everybody takes part in the closing visit."""
-    count = max(1, round(participation * len(clients)))
+    count = count_at_work(len(clients), participation)
     if rnd.closing or count >= len(clients):
         return list(clients)
     generator = seeds.generator(run_seed, "participants", rnd.index)
@@ -35,16 +80,16 @@ def draw(clients: Sequence[ClientInfo], participation: float, run_seed: int, rnd
 
 def play_round(
     method: Method, task: Task, engine: Engine, state: Payload, rnd: Round, participants: Sequence[ClientInfo]
-) -> tuple[Payload, dict[int, Payload], dict[int, Upload]]:
-    """One round: send, train, check, aggregate. Returns the next server state and what crossed either way."""
-    downs = {c.id: payload.clone(method.server_send(state, c, rnd)) for c in participants}
+) -> tuple[Payload, dict[int, int], dict[int, Upload]]:
+    """One round: send, train, check, aggregate. Returns the next server state, bytes sent and uploads."""
+    downs = Downloads(method, state, rnd, participants)
     replies = engine.train(rnd, downs)
     ups = {c.id: replies[c.id] for c in participants}  # id order, whatever order they came in
     if not rnd.closing:
         for c in participants:
             payload.check(ups[c.id].payload, method.uploads(task, c), f"upload of {c.label}, round {rnd.index}")
         state = method.server_round(state, participants, ups, rnd)
-    return state, downs, ups
+    return state, downs.sizes, ups
 
 
 def federate(
@@ -63,6 +108,6 @@ def federate(
     for index in range(start, task.rounds + 1):
         rnd = Round(index, task.rounds)
         participants = draw(clients, participation, task.seed, rnd)
-        state, downs, ups = play_round(method, task, engine, state, rnd, participants)
-        after_round(rnd, participants, downs, ups, state)
+        state, sent, ups = play_round(method, task, engine, state, rnd, participants)
+        after_round(rnd, participants, sent, ups, state)
     return state

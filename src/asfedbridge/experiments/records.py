@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asfedbridge.core import payload
-from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
 
 Record = dict[str, Any]
 
 
 def make_records(
-    rnd: Round, clients: Sequence[ClientInfo], downs: Mapping[int, Payload], ups: Mapping[int, Upload]
+    rnd: Round, clients: Sequence[ClientInfo], sent: Mapping[int, int], ups: Mapping[int, Upload]
 ) -> list[Record]:
-    """What each participant did in a round; the closing visit is the round after the last."""
+    """What each participant did in a round, ``sent`` bytes before it; the closing visit is the round after the last."""
     return [
         {
             "round": rnd.index,
@@ -21,7 +20,7 @@ def make_records(
             "kind": c.kind,
             "model": c.model,
             "width": c.width,
-            "downlink_bytes": payload.size_in_bytes(downs[c.id]),
+            "downlink_bytes": sent[c.id],
             "uplink_bytes": payload.size_in_bytes(ups[c.id].payload),
             **ups[c.id].metrics,
         }

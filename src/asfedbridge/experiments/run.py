@@ -1,8 +1,10 @@
 """One run from specification to summary: data, fleet, engine, rounds, records, checkpoints."""
 
 import dataclasses
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,18 +20,22 @@ from asfedbridge.data.loader import Shard, make_shards
 from asfedbridge.data.partition import split
 from asfedbridge.data.sources import load
 from asfedbridge.engines import checkpoint
+from asfedbridge.engines.host import Progress
 from asfedbridge.engines.local import LocalEngine
-from asfedbridge.engines.loop import federate
+from asfedbridge.engines.loop import Engine, count_at_work, federate
+from asfedbridge.engines.pool import PoolEngine
+from asfedbridge.engines.process import prepare_process
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
-from asfedbridge.models.zoo import check_backbone
+from asfedbridge.models.zoo import check_backbone, compile_kernels
 
 
 class Observer(Protocol):
     """Whoever wants to watch a run."""
 
+    def waits(self, what: str) -> None: ...
     def run_begins(self, spec: Spec, setting: "Setting", next_round: int) -> None: ...
     def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
     def round_ends(self, records: Sequence[Record]) -> None: ...
@@ -85,47 +91,83 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def execute(spec: Spec, out: Path, data_root: Path, observer: Observer, resume: bool = False) -> dict[str, Any]:
-    """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary."""
+def execute(
+    spec: Spec,
+    out: Path,
+    data_root: Path,
+    observer: Observer,
+    resume: bool = False,
+    engine: str = "local",
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
+
+    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same.
+    """
     device = pick_device(spec.device)
-    if spec.threads:
-        torch.set_num_threads(spec.threads)
+    prepare_process(spec.threads)
     setting = prepare(spec, data_root)
+    if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
+        with _told(observer, "compiling spiking kernels (on first use only)"):
+            compile_kernels()  # here, once, and not in every worker
     try:
-        return _play(spec, setting, RunFolder(out, spec, resume), observer, device)
+        folder = RunFolder(out, spec, resume)
+        finished = read_summary(folder.path)
+        if finished is not None:
+            return finished
+        with closing(make_engine(engine, spec, setting, folder, device, observer.epoch_ends, workers)) as started:
+            return _play(spec, setting, folder, observer, started)
     except OSError as error:
         raise BadInput(
             f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
         ) from error
 
 
-def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, device: torch.device) -> dict[str, Any]:
-    finished = read_summary(folder.path)
-    if finished is not None:
-        return finished
+@contextmanager
+def _told(observer: Observer, what: str, after: float = 1.0) -> Iterator[None]:
+    """Let the observer know what takes so long, if it does."""
+    timer = threading.Timer(after, observer.waits, [what])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def make_engine(
+    name: str, spec: Spec, setting: Setting, folder: RunFolder, device: torch.device, progress: Progress, workers: int
+) -> LocalEngine | PoolEngine:
+    at_work = count_at_work(len(setting.clients), spec.participation)
+    states = folder.checkpoints / checkpoint.CLIENTS
+    common = (spec.method, setting.task, setting.clients, setting.shards, device, progress, at_work, states)
+    if name == "pool":
+        return PoolEngine(*common, workers=workers, threads=spec.threads)
+    return LocalEngine(*common)
+
+
+def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, engine: Engine) -> dict[str, Any]:
+    """The rounds that are still to be played, on any engine."""
     method, task = spec.method, setting.task
-    engine = LocalEngine(method, task, setting.clients, setting.shards, device, observer.epoch_ends)
     identity = {"specification": spec.digest(), "data": setting.fingerprint, "partition": setting.partition}
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
     records = folder.begin(start)
-    earlier = sum(r["seconds"] for r in records)
-    begin = time.perf_counter()
+    begin = time.perf_counter() - (restored.seconds if restored else 0.0)
     observer.run_begins(spec, setting, start)
 
     def after_round(
         rnd: Round,
         participants: Sequence[ClientInfo],
-        downs: Mapping[int, Payload],
+        sent: Mapping[int, int],
         ups: Mapping[int, Upload],
         state: Payload,
     ) -> None:
-        new = make_records(rnd, participants, downs, ups)
+        new = make_records(rnd, participants, sent, ups)
         folder.add_round(new)
         records.extend(new)
         due = (rnd.index + 1) % spec.checkpoint_every == 0 or rnd.index + 1 == rnd.total
         if not rnd.closing and due:
-            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, identity)
+            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, identity, time.perf_counter() - begin)
         observer.round_ends(new)
 
     federate(method, task, engine, after_round, spec.participation, start, restored.server if restored else None)
@@ -138,14 +180,14 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, d
             "data": spec.data,
             "seed": spec.seed,
             "rounds": spec.rounds,
-            "engine": "local",
+            **engine.describe(),
             "partition": spec.partition,
             "alpha": spec.alpha,
             "bn_buffers": getattr(method, "bn_buffers", "local"),
             "specification": identity["specification"],
             "data_fingerprint": identity["data"],
             "partition_digest": identity["partition"],
-            "wall_seconds": earlier + time.perf_counter() - begin,
+            "wall_seconds": time.perf_counter() - begin,
         },
     )
     folder.write_summary(summary)

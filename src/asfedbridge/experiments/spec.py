@@ -37,7 +37,7 @@ class Spec:
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = 0  # of torch; 0: as many as there are cores
+    threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
     checkpoint_every: int = 1  # rounds
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)

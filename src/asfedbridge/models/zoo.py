@@ -7,10 +7,11 @@ from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.protocol import ClientInfo, Neuron, Task
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.neuron import Continuous, Spiking
 from asfedbridge.models.parts import build
+from asfedbridge.models.paths import path_of
 from asfedbridge.models.resnet import STAGES, ResNet18
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {"resnet18": ResNet18}
@@ -52,3 +53,14 @@ def build_bridge(task: Task, width: float, norm: str) -> Bridge:
     bridge = build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
     assert isinstance(bridge, Bridge)
     return bridge
+
+
+def compile_kernels() -> None:
+    """Have the machine code of spiking layers ready: seconds on first use, then it comes from a cache."""
+    if path_of(torch.empty(0)) != "numba":
+        return
+    model = build(lambda: ResNet18(Spiking(2, Neuron()), 3, 2, width=0.25), torch.Generator())
+    x = torch.zeros(2, 3, 8, 8)
+    model(x).logits.sum().backward()
+    with torch.inference_mode():
+        model.eval()(x)

@@ -22,6 +22,9 @@ class Progress:
         self.began = time.perf_counter()
         self.played = 0
 
+    def waits(self, what: str) -> None:
+        self._line(f"{what} ...")
+
     def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None:
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
         self.began = time.perf_counter()

@@ -1,0 +1,243 @@
+"""Worker processes: every client lives in one of them, and only payloads cross. The same bits as the plain engine."""
+
+import heapq
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.engines.host import Progress, owner, temporary_folder
+from asfedbridge.engines.wire import pack, unpack
+from asfedbridge.engines.worker import serve
+from asfedbridge.models.zoo import outline_backbone
+
+KERNELS = [
+    "asfedbridge.models.fused",
+    "asfedbridge.models.events",
+    "asfedbridge.data.augment",
+]  # not there without numba
+SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
+# What a worker runs, and what torch loads with the first optimiser: seconds that each worker would take for itself.
+PRELOAD = [serve.__module__, "asfedbridge.methods", *KERNELS, "torch._dynamo"]
+PATIENCE = 2.0  # seconds for an idle worker to end by itself
+
+
+def allot(
+    task: Task, clients: Sequence[ClientInfo], at_work: int, workers: int = 0, threads: int = 0
+) -> tuple[int, int]:
+    """How many workers, and threads in each; 0 stands for the rule.
+
+    As many workers as cores this process may use, but no more than clients at work in a round. One thread each for
+    small backbones, an equal share of the cores for large ones: more threads than cores only wait for each other.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(workers or min(cores, at_work), len(clients))
+    if not threads:
+        kinds = {(c.kind, c.model, c.width): c for c in clients}.values()
+        largest = max(sum(p.numel() for p in outline_backbone(task, c).parameters()) for c in kinds)
+        threads = 1 if largest < SMALL else max(1, cores // workers)
+    return workers, threads
+
+
+def cost(client: ClientInfo) -> float:
+    """Work of a turn, in no unit: examples times time steps times the size of a convolution."""
+    return max(1, client.train_size) * client.T * client.width**2
+
+
+def pin(clients: Sequence[ClientInfo], workers: int) -> list[list[ClientInfo]]:
+    """The clients of each worker: the costliest first, each to the worker that has least to do so far."""
+    loads = [(0.0, number) for number in range(workers)]
+    pinned: list[list[ClientInfo]] = [[] for _ in range(workers)]
+    for client in sorted(clients, key=lambda c: (-cost(c), c.id)):
+        load, number = loads[0]
+        pinned[number].append(client)
+        heapq.heapreplace(loads, (load + cost(client), number))
+    return pinned
+
+
+@dataclass
+class Worker:
+    number: int
+    clients: dict[int, ClientInfo]  # the costliest first
+    process: BaseProcess
+    connection: Connection
+    doing: str | None = None  # what an answer is still to come for
+
+
+class PoolEngine:
+    """``at_work`` bounds the clients in memory, all workers together (0: all of them stay there)."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        infos: Sequence[ClientInfo],
+        shards: Sequence[Shard],
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+        at_work: int = 0,
+        folder: Path | None = None,
+        workers: int = 0,
+        threads: int = 0,
+    ) -> None:
+        self._infos = {info.id: info for info in infos}
+        self._progress = progress
+        at_work = at_work or len(self._infos)
+        workers, self._threads = allot(task, infos, at_work, workers, threads)
+        everybody = at_work >= len(self._infos)
+        folder = folder or temporary_folder(self)
+        shard_of = dict(zip(self._infos, shards, strict=True))
+        context = _context()
+        self._workers: list[Worker] = []
+        try:
+            for number, mine in enumerate(pin(infos, workers)):
+                ours, theirs = context.Pipe()
+                room = len(mine) if everybody else -(-at_work // workers)
+                own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder)
+                process = context.Process(
+                    target=serve, args=(theirs, self._threads, progress is not None, *own), daemon=True
+                )
+                with _deaf_to_ctrl_c():
+                    process.start()
+                theirs.close()  # so that the worker's end is the only one, and its death is heard
+                self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):  # too many processes or open files, not the user's disk
+                raise BadInput(f"--workers {workers}: cannot start them all ({error}); take fewer") from error
+            raise
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "pool", "workers": len(self._workers), "threads": self._threads}
+
+    def clients(self) -> Sequence[ClientInfo]:
+        return list(self._infos.values())
+
+    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
+        """Each worker has one client's turn in hand, so no more downloads than workers are under way."""
+        ups: dict[int, Upload] = {}
+        queues = {w.number: deque(i for i in w.clients if i in downs) for w in self._workers}
+
+        def begin(worker: Worker) -> None:
+            if queues[worker.number]:
+                i = queues[worker.number].popleft()
+                request = {"do": "turn", "client": i, "round": [rnd.index, rnd.total]}
+                self._ask(worker, f"while {worker.clients[i].label} was in round {rnd.index}", request, downs[i])
+
+        for worker in self._workers:
+            begin(worker)
+        for worker, header, tensors in self._answers():
+            ups[header["client"]] = Upload(tensors, header["metrics"])
+            begin(worker)
+        return ups
+
+    def save(self) -> Mapping[str, str]:
+        for worker in self._workers:
+            self._ask(worker, "while its clients were saved", {"do": "save"})
+        return {name: sha256 for _, header, _ in self._answers() for name, sha256 in header["states"].items()}
+
+    def restore(self, states: Mapping[str, str]) -> None:
+        strays = dict(states)
+        for worker in self._workers:
+            own = {name: strays.pop(name) for name in states if owner(name) in worker.clients}
+            if worker is self._workers[-1]:
+                own |= strays  # whose they are nobody knows: the last one says so
+            self._ask(worker, "while its clients were restored", {"do": "restore", "states": own})
+        for _ in self._answers():
+            pass
+
+    def close(self) -> None:
+        """At once: a worker in the middle of something is killed, its files bear that."""
+        for worker in self._workers:
+            if worker.doing:
+                worker.process.kill()
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(PATIENCE)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers = []
+
+    def _ask(self, worker: Worker, doing: str, header: dict[str, Any], tensors: Payload | None = None) -> None:
+        worker.doing = doing
+        try:
+            worker.connection.send_bytes(pack(header, tensors))
+        except ConnectionError:
+            raise self._lost(worker) from None
+
+    def _answers(self) -> Iterator[tuple[Worker, dict[str, Any], Payload]]:
+        """Answers as they come, until every worker that was asked has given one."""
+        while asked := {w.connection: w for w in self._workers if w.doing}:
+            for connection in wait(list(asked)):
+                worker = asked[connection]  # type: ignore[index]
+                try:
+                    header, tensors = unpack(worker.connection.recv_bytes())
+                except (EOFError, ConnectionError):
+                    raise self._lost(worker) from None
+                if "epoch" in header:
+                    client, *epoch = header["epoch"]
+                    if self._progress:
+                        self._progress(self._infos[client], *epoch)
+                    continue
+                if "error" in header:
+                    raise rebuild_error(header["error"], f"worker {worker.number} failed {worker.doing}")
+                worker.doing = None
+                yield worker, header, tensors
+
+    def _lost(self, worker: Worker) -> WorkerLost:
+        worker.process.join(PATIENCE)
+        code = worker.process.exitcode or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return WorkerLost(
+            f"worker {worker.number} died ({how}) {worker.doing}; what the last checkpoint holds is kept, "
+            f"go on with --resume"
+        )
+
+
+def rebuild_error(found: Mapping[str, Any], where: str) -> Exception:
+    """An exception of a worker: what the user is to read as it was, a bug with the traceback from over there."""
+    match found["kind"]:
+        case "BadInput":
+            return BadInput(found["text"])
+        case "Diverged":
+            return Diverged(found["text"])
+        case "OSError":
+            return OSError(found["errno"], found["strerror"] or found["text"])
+    error = RuntimeError(f"{where}: {found['kind']}: {found['text']}")
+    error.add_note(f"There, the traceback was:\n{found['trace']}")
+    return error
+
+
+def _context() -> Any:
+    """Workers are forked from a server that has loaded them but never run: quick to start, and without the threads
+    and locks of this process."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    multiprocessing.resource_tracker.ensure_running()  # its start would end the deafness below
+    return context
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """What is started meanwhile inherits a blocked SIGINT: a worker that is not up yet would die of it in noise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,94 @@
+"""A worker process of the pool: a host of its clients that does what it is asked, one message after the other.
+
+This module is loaded before workers are forked off; it must not start threads when it is imported.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
+from asfedbridge.engines.host import ClientHost
+from asfedbridge.engines.process import prepare_process
+from asfedbridge.engines.wire import pack, unpack
+
+
+def serve(
+    connection: Connection,
+    threads: int,
+    watched: bool,
+    method: Method,
+    task: Task,
+    infos: Sequence[ClientInfo],
+    shards: Sequence[Shard],
+    device: torch.device | str,
+    capacity: int,
+    folder: Path,
+) -> None:
+    """Answer until the other end hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
+    _end_with_parent()
+    prepare_process(threads)
+
+    def tell(info: ClientInfo, *epoch: Any) -> None:
+        connection.send_bytes(pack({"epoch": [info.id, *epoch]}))
+
+    clients = ClientHost(method, task, infos, shards, device, tell if watched else None, capacity, folder)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            header, tensors = unpack(connection.recv_bytes())
+            try:
+                answer = pack(*_answer(clients, header, tensors))
+            except Exception as error:
+                answer = pack({"error": _describe(error)})
+            connection.send_bytes(answer)
+
+
+def _answer(clients: ClientHost, header: dict[str, Any], tensors: Payload) -> tuple[dict[str, Any], Payload]:
+    match header["do"]:
+        case "turn":
+            upload = clients.turn(header["client"], tensors, Round(*header["round"]))
+            return {"client": header["client"], "metrics": upload.metrics}, upload.payload
+        case "save":
+            return {"states": clients.save()}, {}
+        case "restore":
+            clients.restore(header["states"])
+            return {}, {}
+    raise ValueError(f"a worker does not know how to '{header['do']}'")
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    """What `pool.rebuild_error` makes an exception of again."""
+    kind = next((k.__name__ for k in (BadInput, Diverged, OSError) if isinstance(error, k)), type(error).__name__)
+    plain = {"kind": kind, "text": str(error), "trace": traceback.format_exc()}
+    return plain | ({"errno": error.errno, "strerror": error.strerror} if isinstance(error, OSError) else {})
+
+
+def _end_with_parent() -> None:
+    """Nobody is left behind when the parent is killed.
+
+    Linux signals a hang-up on the pipe that the parent holds; SIGIO ends who does not handle it, also in the middle
+    of C code that keeps Python's lock, where a thread would wait in vain. Elsewhere a thread has to do.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+        if not parent.is_alive():  # it died before we listened
+            os._exit(1)
+    else:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
