@@ -1,4 +1,4 @@
-"""Claim: seconds per round depend on who takes part, not on how many could; and so does memory, but for their states.
+"""Claim: seconds per round and memory depend on who takes part, not on how many could.
 
     python benchmarks/clients.py [--quick] [--repeats N] [--threads N] [--json]
 
@@ -15,7 +15,7 @@ Images: 1,000 clients x 48 images of their own would be 147 MB and hide what is 
 its data. So all draw from one pool of 2,000 images (6 MB): each shard is a view of 48 neighbours, and neighbouring
 clients overlap. With data of their own, add 3,072 bytes per image.
 
-Where the states of all clients would not fit into the free memory, a size is not tried and says so.
+Ten clients are in memory at any time; who makes room is written to a temporary folder and read back when drawn again.
 No answers are compared: different federations compute different things.
 """
 
@@ -23,7 +23,6 @@ import argparse
 import functools
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,10 +32,11 @@ from asfedbridge.core.protocol import ClientInfo, Round
 from asfedbridge.engines.client import build_client
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import play_round
+from asfedbridge.engines.process import prepare_process
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from child import process_memory
 from federation import make_images, make_infos, make_shard, make_task
-from sidebyside import Benchmark, Case, Contender, Unavailable, Work, main
+from sidebyside import Benchmark, Case, Contender, Work, main
 
 SMALLEST = "10 clients"
 ROUNDS = 1000  # of which a few are played: the learning rate hardly moves
@@ -53,6 +53,7 @@ def participants(infos: list[ClientInfo], count: int, index: int) -> list[Client
 
 
 def federation(count: int, case: Case) -> Work:
+    prepare_process()
     train, test = case["images"], case["tested"]
     x, y = make_images(case["pool"], case["size"])
     last = case["pool"] - train - test
@@ -63,9 +64,7 @@ def federation(count: int, case: Case) -> Work:
     method = ASFedBridge(bridge_width=case["bridge"])
     state_bytes = size_in_bytes(build_client(method, task, infos[-1], shards[-1]).state_dict())
     before = process_memory()["VmRSS"]
-    if count * state_bytes > 0.8 * free_memory():
-        raise Unavailable(f"{count} states of {state_bytes / 2**20:.1f} MB do not fit into the free memory")
-    engine = LocalEngine(method, task, infos, shards)
+    engine = LocalEngine(method, task, infos, shards, at_work=case["working"])
     server = method.server_init(task, infos)
     played = 0
 
@@ -84,11 +83,6 @@ def federation(count: int, case: Case) -> Work:
         }
 
     return Work(step, facts=facts)
-
-
-def free_memory() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def cases(args: argparse.Namespace) -> list[Case]:

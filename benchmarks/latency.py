@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +30,7 @@ from asfedbridge.data.loader import Shard
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import AfterRound, Engine, federate
+from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.records import make_records
 from asfedbridge.experiments.store import RunFolder
@@ -66,7 +67,7 @@ def setting(case: Case) -> Setting:
 def nobody(
     rnd: Round,
     clients: Sequence[ClientInfo],
-    downs: Mapping[int, Payload],
+    sent: Mapping[int, int],
     ups: Mapping[int, Upload],
     state: Payload,
 ) -> None:
@@ -80,13 +81,13 @@ def work(engine: Engine, made_from: Setting, watch: AfterRound = nobody) -> Work
     def count(
         rnd: Round,
         clients: Sequence[ClientInfo],
-        downs: Mapping[int, Payload],
+        sent: Mapping[int, int],
         ups: Mapping[int, Upload],
         state: Payload,
     ) -> None:
         nonlocal taken
         taken += len(ups)
-        watch(rnd, clients, downs, ups, state)
+        watch(rnd, clients, sent, ups, state)
 
     def step() -> None:
         nonlocal taken
@@ -102,28 +103,26 @@ def local(case: Case) -> Work:
 
 
 def pool(case: Case) -> Work:
-    from asfedbridge.engines.pool import PoolEngine  # type: ignore[import-not-found,unused-ignore]
-
     made_from = setting(case)
-    return work(ALIVE.enter_context(PoolEngine(*made_from, workers=2)), made_from)
+    return work(ALIVE.enter_context(closing(PoolEngine(*made_from, workers=2, threads=1))), made_from)
 
 
 def with_folder(case: Case) -> Work:
     made_from = setting(case)
-    engine = LocalEngine(*made_from)
     folder = RunFolder(Path(tempfile.mkdtemp()), replace(quickstart(), method=made_from[0]), resume=False)
     folder.begin(0)
+    engine = LocalEngine(*made_from, folder=folder.checkpoints / checkpoint.CLIENTS)
 
     def keep(
         rnd: Round,
         clients: Sequence[ClientInfo],
-        downs: Mapping[int, Payload],
+        sent: Mapping[int, int],
         ups: Mapping[int, Upload],
         state: Payload,
     ) -> None:
-        folder.add_round(make_records(rnd, clients, downs, ups))
+        folder.add_round(make_records(rnd, clients, sent, ups))
         if not rnd.closing:
-            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {})
+            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {}, 0.0)
 
     return work(engine, made_from, keep)
 
@@ -135,7 +134,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 def contenders(case: Case) -> list[Contender]:
     return [
         Contender("local", local),
-        Contender("pool, 2 workers", pool, needs=["asfedbridge.engines.pool"], threads=1),
+        Contender("pool, 2 workers", pool, threads=1),
         Contender("local, run folder", with_folder),
     ]
 

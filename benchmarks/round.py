@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from asfedbridge.data.loader import Shard
 from asfedbridge.engines.client import build_client, take_turn
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, play_round
+from asfedbridge.engines.pool import PoolEngine
+from asfedbridge.engines.process import prepare_process
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from federation import fingerprint, make_images, make_infos, make_shard, make_task
 from sidebyside import Benchmark, Case, Contender, Work, main
@@ -73,15 +75,14 @@ def work(engine: Engine, made_from: Setting, **facts: Any) -> Work:
 
 
 def local(case: Case) -> Work:
+    prepare_process()
     made_from = setting(case)
     return work(LocalEngine(*made_from), made_from)
 
 
 def pool(case: Case) -> Work:
-    from asfedbridge.engines.pool import PoolEngine  # type: ignore[import-not-found,unused-ignore]
-
     made_from = setting(case)
-    engine = ALIVE.enter_context(PoolEngine(*made_from, workers=2))
+    engine = ALIVE.enter_context(closing(PoolEngine(*made_from, workers=2, threads=1)))
     return work(engine, made_from, workers=2)
 
 
@@ -91,6 +92,7 @@ class OnDisk:
     def __init__(
         self, method: Method, task: Task, infos: Sequence[ClientInfo], shards: Sequence[Shard], folder: str
     ) -> None:
+        """Only what ``play_round`` asks of an engine."""
         self.method, self.task, self.folder = method, task, Path(folder)
         self.infos = {info.id: info for info in infos}
         self.shards = dict(zip(self.infos, shards, strict=True))
@@ -104,8 +106,8 @@ class OnDisk:
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
         self.moved = 0
         replies = {}
-        for i, down in downs.items():
-            self._save(down, "global.pt")
+        for i in downs:
+            self._save(downs[i], "global.pt")
             modules = self._load(f"client-{i}.pt")
             client = Client(self.infos[i], self.task, modules["backbone"], self.shards[i])
             for name, module in modules.items():
@@ -115,12 +117,6 @@ class OnDisk:
             self._save(up.payload, f"upload-{i}.pt")
             replies[i] = up
         return {i: Upload(self._load(f"upload-{i}.pt"), up.metrics) for i, up in replies.items()}
-
-    def client_state(self, client: int) -> Payload:
-        raise NotImplementedError
-
-    def load_client_state(self, client: int, state: Payload) -> None:
-        raise NotImplementedError
 
     def _save(self, item: Any, name: str) -> None:
         torch.save(item, self.folder / name)
@@ -132,6 +128,7 @@ class OnDisk:
 
 
 def on_disk(case: Case) -> Work:
+    prepare_process()
     made_from = setting(case)
     engine = OnDisk(*made_from, folder=tempfile.mkdtemp())
     done = work(engine, made_from)
@@ -157,7 +154,7 @@ def contenders(case: Case) -> list[Contender]:
     return [
         Contender(ONE, local, threads=1),
         Contender(TWO, local, threads=2, differs="float sums are split over two threads"),
-        Contender("pool, 2 workers", pool, needs=["asfedbridge.engines.pool"], threads=1),
+        Contender("pool, 2 workers", pool, threads=1),
         Contender("on disk between uses, 2 threads", on_disk, threads=2, like=TWO),
     ]
 

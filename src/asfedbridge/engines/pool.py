@@ -31,6 +31,8 @@ KERNELS = [
 ]  # not there without numba
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
 # What a worker runs, and what torch loads with the first optimiser: seconds that each worker would take for itself.
+# A module that cannot be imported (no numba) is passed over.
+KERNELS = ["asfedbridge.models.fused", "asfedbridge.models.events", "asfedbridge.data.augment"]
 PRELOAD = [serve.__module__, "asfedbridge.methods", *KERNELS, "torch._dynamo"]
 PATIENCE = 2.0  # seconds for an idle worker to end by itself
 
