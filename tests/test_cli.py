@@ -619,7 +619,7 @@ def test_a_run_in_workers_leaves_the_same_folder_and_nobody(finished: Any, tmp_p
     with start(*words, start_new_session=True) as process:
         stdout, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert_all_gone(process.pid, seconds=2)
+    assert_all_gone(process.pid)  # the fork server takes a moment to unload torch
     assert same(finished[0], out)
     assert {p.name for p in out.iterdir()} == {p.name for p in finished[0].iterdir()}
     summary = json.loads(stdout)
