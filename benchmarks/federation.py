@@ -18,6 +18,7 @@ CLASSES = 10
 def make_images(count: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    x = x.contiguous(memory_format=torch.channels_last)  # as `make_shards` stores them
     return x, torch.randint(CLASSES, (count,), generator=generator)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from asfedbridge.data.loader import Shard
+from asfedbridge.engines.process import prepare_process
 from federation import MEAN, STD, make_images, make_shard
 from sidebyside import Answer, Benchmark, Case, Contender, Work, main
 
@@ -77,6 +78,7 @@ def collect(batches: Iterator[tuple[Tensor, Tensor]]) -> Answer:
 
 
 def ours(case: Case) -> Work:
+    prepare_process()  # as every engine does
     x, y = make_images(case["images"] + 1, case["size"])
     shard = make_shard(x, y, case["images"])
     shard = Shard(shard.x_train, shard.y_train, shard.x_test, shard.y_test, MEAN, STD, "crop+flip", PAD)

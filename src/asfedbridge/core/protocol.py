@@ -147,6 +147,7 @@ class Client:
         self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
         self.watch: Watch | None = None
         self.evaluated: dict[str, tuple[int, dict[str, float]]] = {}  # the engine's cache, not part of the state
+        self._layers: dict[str, list[nn.Module]] = {}
         self.add("backbone", backbone)
 
     @property
@@ -155,6 +156,13 @@ class Client:
 
     def add(self, name: str, module: nn.Module) -> None:
         self.modules[name] = module.to(self.device)
+        self._layers.pop(name, None)
+
+    def layers(self, name: str) -> list[nn.Module]:
+        """A module and all in it; remembered, because to walk a deep network takes longer than to look at a few."""
+        if name not in self._layers:
+            self._layers[name] = list(self.modules[name].modules())
+        return self._layers[name]
 
     def generator(self, rnd: Round, stage: str) -> torch.Generator:
         return seeds.generator(self.task.seed, "client", self.info.id, "round", rnd.index, stage)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,35 +10,77 @@ from asfedbridge.models.kernels import jit, spread
 
 
 @jit
+def _line(pixels: Any, scale: Any, shift: Any, out: Any) -> None:
+    for i in range(out.shape[0]):
+        out[i] = np.float32(pixels[i]) * scale[i] + shift[i]
+
+
+@jit
+def _mirror(pixels: Any, channels: int, out: Any) -> None:
+    last = pixels.shape[0] // channels - 1
+    if channels == 3:  # the usual case, without an inner loop
+        for x in range(last + 1):
+            here, there = 3 * np.uint64(x), 3 * np.uint64(last - x)
+            out[here] = pixels[there]
+            out[here + np.uint64(1)] = pixels[there + np.uint64(1)]
+            out[here + np.uint64(2)] = pixels[there + np.uint64(2)]
+        return
+    for x in range(last + 1):
+        for c in range(channels):
+            out[x * channels + c] = pixels[(last - x) * channels + c]
+
+
+@jit
 def _cut(
-    images: Any, order: Any, offsets: Any, flips: Any, table: Any, out: Any, pad: int, begin: int, end: int
+    images: Any,
+    order: Any,
+    offsets: Any,
+    flips: Any,
+    scale: Any,
+    shift: Any,
+    out: Any,
+    channels: int,
+    pad: int,
+    begin: int,
+    end: int,
 ) -> None:
-    channels, height, width = images.shape[1:]
+    """Images and ``out`` are [N, H, W * C]; ``scale`` and ``shift`` have the length of a line of pixels."""
+    height, line = images.shape[1:]
+    width = line // channels
+    mirrored = np.empty(line, np.uint8)
     for n in range(begin, end):
-        image = images[order[n]]
-        # output column x shows image column first + step * x
-        down, step = offsets[0, n] - pad, -1 if flips[n] else 1
-        first = (width - 1 if flips[n] else 0) + offsets[1, n] - pad
-        left = min(width, max(0, (first - width + 1) if flips[n] else -first))
-        right = max(left, min(width, (first + 1) if flips[n] else width - first))
+        down, right = offsets[0, n] - pad, offsets[1, n] - pad
+        first, last = min(width, max(0, right)), max(0, min(width, width + right))  # columns that are seen
+        count = max(0, last - first)
+        start = min(width, max(0, -right))  # the first column of the result that shows one
+        if flips[n]:
+            start = max(0, width - start - count)
+        low, high = start * channels, (start + count) * channels
         for y in range(height):
-            row = y + down
-            inside = 0 <= row < height
-            low, high = (left, right) if inside else (0, 0)
-            for c in range(channels):
-                border = table[c, 0]
-                for x in range(low):
-                    out[n, y, x, c] = border
-                for x in range(high, width):
-                    out[n, y, x, c] = border
-                for x in range(low, high):
-                    out[n, y, x, c] = table[c, image[c, row, first + step * x]]
+            target = out[n, y]
+            if y + down < 0 or y + down >= height:
+                target[:] = shift
+                continue
+            pixels = images[order[n], y + down, first * channels : (first + count) * channels]
+            if flips[n]:
+                _mirror(pixels, channels, mirrored)
+                pixels = mirrored[: count * channels]
+            if low > 0:
+                target[:low] = shift[:low]
+            if high < line:
+                target[high:] = shift[high:]
+            _line(pixels, scale[low:high], shift[low:high], target[low:high])
 
 
-def cut(images: Tensor, order: Tensor, offsets: Tensor, flips: Tensor, table_C256: Tensor, pad: int) -> Tensor:
-    """Float images in channels-last layout: image ``order[n]`` shifted within a zero border, perhaps mirrored, each
-    pixel looked up in its channel's table."""
-    out = torch.empty((len(order), *images.shape[2:], images.shape[1]))
-    arrays = [t.numpy() for t in (images, order, offsets, flips, table_C256, out)]
-    spread(_cut, len(order), 1, images[0].numel(), lambda k: (*arrays, pad))
-    return out.movedim(-1, 1)
+def cut(
+    lines: Tensor, order: Tensor, offsets: Tensor, flips: Tensor, scale_C: Tensor, shift_C: Tensor, pad: int
+) -> Tensor:
+    """Image ``order[n]`` of ``lines`` [N, H, W * C], shifted within a zero border, perhaps mirrored, each pixel times
+    its channel's scale plus its shift; float, in channels-last layout."""
+    height, line = lines.shape[1:]
+    channels = scale_C.numel()
+    out = torch.empty((len(order), height, line))
+    scale, shift = (v.view(-1).repeat(line // channels) for v in (scale_C, shift_C))
+    arrays = [t.numpy() for t in (lines, order, offsets, flips, scale, shift, out)]
+    spread(_cut, len(order), 1, height * line, lambda k: (*arrays, channels, pad))
+    return out.view(len(order), height, -1, channels).movedim(-1, 1)

@@ -43,12 +43,12 @@ class Shard:
         centre, spread = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
         self._scale = (1 / (255 * spread)).float()
         self._shift = (-centre / spread).float()
-        values = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(256, x_train.shape[1], 1, 1)
-        self._table = self._normalise(values).view(256, -1).t().contiguous()  # by channel: what a pixel becomes
+        self._lines: Tensor | None = None  # the training images as machine code wants them, once it is used
 
     def __getstate__(self) -> dict[str, Any]:
         """As arrays: multiprocessing sends tensors through /dev/shm, where containers have little room."""
-        return {name: v.numpy() if isinstance(v, Tensor) else v for name, v in vars(self).items()}
+        state = vars(self) | {"_lines": None}
+        return {name: v.numpy() if isinstance(v, Tensor) else v for name, v in state.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in state.items()})
@@ -87,8 +87,10 @@ class Shard:
             if machine_code and offsets is not None:
                 from asfedbridge.data.augment import cut
 
+                if self._lines is None:  # a view where images are stored channels-last
+                    self._lines = self.x_train.movedim(1, -1).flatten(2)
                 mirrored = torch.zeros(len(chosen), dtype=torch.bool) if flips is None else flips[part]
-                x = cut(self.x_train, chosen, offsets[:, part], mirrored, self._table, self.pad)
+                x = cut(self._lines, chosen, offsets[:, part], mirrored, self._scale, self._shift, self.pad)
             else:
                 x = self._normalise(self._shift_and_flip(chosen, part, offsets, flips))
             yield x, self.y_train[chosen]
@@ -115,7 +117,7 @@ class Shard:
         return ((self._normalise(x[part]), y[part]) for part in parts)
 
     def _normalise(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, x.float(), self._scale)
+        return x.float().mul_(self._scale).add_(self._shift)
 
 
 def crop(x: Tensor, pad: int, tops: Tensor, lefts: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ def make_shards(dataset: Dataset, partition: Partition, augment: str = "auto") -
     chosen = dataset.augment if augment == "auto" else augment
     return [
         Shard(
-            dataset.x_train[train],
+            dataset.x_train[train].contiguous(memory_format=torch.channels_last),
             dataset.y_train[train],
             dataset.x_test[test],
             dataset.y_test[test],

@@ -1,13 +1,15 @@
 """One client's turn: receive, be evaluated, train, be evaluated. The same for every engine."""
 
+import ctypes
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from asfedbridge.core import payload
 from asfedbridge.core.errors import Diverged
@@ -30,6 +32,8 @@ def build_client(
 @torch.inference_mode()
 def evaluate(client: Client, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
     """Accuracy in percent and mean cross-entropy on the client's test shard."""
+    for module in client.modules.values():
+        module.eval()
     right, loss, count = 0, 0.0, 0
     for x, y in client.shard.test_batches(EVALUATION_BATCH):
         logits = predict(client.place(x)).cpu()
@@ -44,8 +48,6 @@ def evaluate_at(point: Point, method: Method, client: Client) -> dict[str, float
     predictors: dict[str, Callable[[Tensor], Tensor]] = {"backbone": lambda x: client.backbone(x).logits}
     predictors |= method.client_models(client)
     metrics: dict[str, float] = {}
-    for module in client.modules.values():
-        module.eval()
     for name, predict in predictors.items():
         prefix = "" if name == "backbone" else f"{name}_"
         metrics |= {f"{point}.{prefix}{key}": v for key, v in _evaluate_once(client, name, predict).items()}
@@ -57,19 +59,31 @@ def _evaluate_once(client: Client, name: str, predict: Callable[[Tensor], Tensor
     module = client.modules.get(name)
     if module is None:
         return evaluate(client, predict)
-    content = digest(module.state_dict())
+    content = digest(client.layers(name))
     known = client.evaluated.get(name)
     if known is None or known[0] != content:
         known = client.evaluated[name] = (content, evaluate(client, predict))
     return known[1]
 
 
-def digest(tensors: Mapping[str, Tensor]) -> int:
-    """A checksum of the values: cheap beside an evaluation, and it sees every way of changing a tensor."""
+def digest(layers: Iterable[nn.Module]) -> int:
+    """A checksum of all values: cheap beside an evaluation, and it sees every way of changing a tensor."""
     total = 0
-    for tensor in tensors.values():
-        total = zlib.crc32(tensor.detach().cpu().contiguous().numpy().data, total)
+    for layer in layers:
+        for tensors in (layer._parameters, layer._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    total = zlib.crc32(_memory(tensor), total)
     return total
+
+
+def _memory(tensor: Tensor) -> Any:
+    """A tensor's bytes as they lie there, if they are whole and near."""
+    whole = tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+    address = tensor.data_ptr()
+    if not (whole and address and tensor.is_cpu):
+        return tensor.detach().cpu().contiguous().numpy().data
+    return (ctypes.c_char * tensor.nbytes).from_address(address)
 
 
 def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:
