@@ -125,6 +125,7 @@ def fits(conv: nn.Conv2d) -> bool:
     return (
         conv.kernel_size == (3, 3)
         and conv.stride == conv.padding == conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
         and conv.groups == 1
         and conv.bias is None
         and conv.in_channels % LANES == conv.out_channels % LANES == 0
