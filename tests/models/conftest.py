@@ -1,12 +1,13 @@
 """Small tasks and clients to build models for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.models import kernels
 
 
 @pytest.fixture
@@ -33,3 +34,16 @@ def images() -> Callable[..., Tensor]:
         return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(seed))
 
     return make
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Set the number of threads and let small work be spread over them too."""
+    before = torch.get_num_threads()
+
+    def use(count: int) -> None:
+        monkeypatch.setattr(kernels, "ALONE", 1)
+        torch.set_num_threads(count)
+
+    yield use
+    torch.set_num_threads(before)

@@ -28,18 +28,25 @@ def write_through(path: Path, content: bytes) -> None:
 
 def sync_folder(path: Path) -> None:
     """Make a rename in this folder last through a power cut."""
+    flush_file(path)
+
+
+def write_tensors(path: Path, tensors: Payload, flush: bool = True) -> str:
+    """Write, and flush to the disk if it is to outlast a power cut; return the SHA-256 that reading it asks for."""
+    content = safetensors.torch.save(tensors)
+    if flush:
+        write_through(path, content)
+    else:
+        path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def flush_file(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_tensors(path: Path, tensors: Payload) -> str:
-    """Write and flush; return the SHA-256 that reading it will ask for."""
-    content = safetensors.torch.save(tensors)
-    write_through(path, content)
-    return hashlib.sha256(content).hexdigest()
 
 
 def read_tensors(path: Path, sha256: str) -> Payload:

@@ -63,6 +63,7 @@ class ClientHost:
         self._clients: dict[int, Client] = {}  # in memory, the least recently used first
         self._changed: dict[int, int] = {}  # in memory and newer than its file, by the round that comes next
         self._states: dict[int, tuple[str, str]] = {}  # the newest file of a client: name and SHA-256
+        self._unflushed: set[str] = set()  # files that a power cut could still take: no checkpoint refers to them yet
         self._saved: frozenset[str] = frozenset()  # names a checkpoint refers to: not ours to remove
         self._evaluated: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}  # a client's cache outlives its stay
 
@@ -80,6 +81,9 @@ class ClientHost:
         """Write what changed; return name and SHA-256 of the file of every client that ever trained."""
         for client in sorted(self._changed):
             self._write(client)
+        for name in sorted(self._unflushed):
+            files.flush_file(self.folder / name)
+        self._unflushed.clear()
         if self._states:
             files.sync_folder(self.folder)  # the names must outlast a power cut as well
         states = dict(self._states.values())
@@ -97,6 +101,7 @@ class ClientHost:
             found[client] = (name, sha256)
         self._clients.clear()
         self._changed.clear()
+        self._unflushed.clear()
         self._states = found
         self._saved = frozenset(states)
 
@@ -140,7 +145,10 @@ class ClientHost:
     def _write(self, client: int) -> None:
         name = state_name(client, self._changed[client])
         old, _ = self._states.get(client, (name, ""))
-        self._states[client] = (name, files.write_tensors(self.folder / name, self._clients[client].state_dict()))
+        sha256 = files.write_tensors(self.folder / name, self._clients[client].state_dict(), flush=False)
+        self._states[client] = (name, sha256)
+        self._unflushed.add(name)
         del self._changed[client]
         if old != name and old not in self._saved:
             (self.folder / old).unlink()
+            self._unflushed.discard(old)

@@ -127,6 +127,7 @@ def fits(conv: nn.Conv2d) -> bool:
     return (
         conv.kernel_size == (3, 3)
         and conv.stride == conv.padding == conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
         and conv.groups == 1
         and conv.bias is None
         and conv.in_channels % LANES == conv.out_channels % LANES == 0
@@ -138,7 +139,8 @@ def firing_rate(spikes: Tensor) -> float:
 
 
 def _flat(x: Tensor) -> Array:
-    return x.detach().movedim(1, -1).reshape(-1).numpy()
+    # The kernel reads memory by address; reshaping alone may give a strided view, as of an expanded gradient.
+    return x.detach().movedim(1, -1).reshape(-1).contiguous().numpy()
 
 
 def _scatter(spikes: Tensor, patches: list[Array], image: Array, outputs: int, gradient: bool) -> None:
@@ -157,7 +159,7 @@ class _EventConvolution(torch.autograd.Function):
         if ctx.rate > DENSE_FORWARD:
             return torch.conv2d(spikes, weight, padding=1)
         count, _, height, width = spikes.shape
-        image = torch.empty(count, height, width, len(weight))
+        image = spikes.new_empty(count, height, width, len(weight))
         # A spike at q reaches output q + (1, 1) through weight (0, 0), so patches are flipped kernels.
         patches = weight.detach().flip(2, 3).permute(1, 2, 3, 0).reshape(-1).numpy()
         _scatter(spikes, [patches] * torch.get_num_threads(), image.view(-1).numpy(), len(weight), gradient=False)
@@ -174,7 +176,8 @@ class _EventConvolution(torch.autograd.Function):
         )
         if ctx.needs_input_grad[1] and not dense:
             outputs, inputs = weight.shape[:2]
-            partial = torch.zeros(torch.get_num_threads(), inputs, 3, 3, outputs)  # torch aligns memory, numpy does not
+            # torch aligns memory, numpy does not
+            partial = weight.new_zeros(torch.get_num_threads(), inputs, 3, 3, outputs)
             _scatter(spikes, [p.view(-1).numpy() for p in partial], _flat(grad), outputs, gradient=True)
             d_weight = partial.sum(dim=0).permute(3, 0, 1, 2).flip(2, 3).contiguous(memory_format=torch.channels_last)
         return d_spikes, d_weight

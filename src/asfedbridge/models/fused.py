@@ -20,14 +20,14 @@ from asfedbridge.models.kernels import Array
 def rows(x: Tensor, steps: int, channels_last: bool) -> Array:
     """[steps * B, C, ...] as [steps, n], without a copy where the layout is already as asked for."""
     x = x.detach()
-    return (x.movedim(1, -1) if channels_last else x).reshape(steps, -1).numpy()
+    return (x.movedim(1, -1) if channels_last else x).reshape(steps, -1).contiguous().numpy()
 
 
 def fresh(x: Tensor, count: int, channels_last: bool) -> Tensor:
     """Memory for ``count`` images of the shape of ``x``."""
     if channels_last:
-        return torch.empty((count, *x.shape[2:], x.shape[1])).movedim(-1, 1)
-    return torch.empty((count, *x.shape[1:]))
+        return x.new_empty((count, *x.shape[2:], x.shape[1])).movedim(-1, 1)
+    return x.new_empty((count, *x.shape[1:]))
 
 
 class _Fused(torch.autograd.Function):
@@ -44,7 +44,7 @@ class _Fused(torch.autograd.Function):
         neuron: Neuron,
     ) -> Tensor:
         own = 1 if shared else steps
-        layout = norm is not None or not x.is_contiguous()  # a norm wants channels innermost
+        layout = norm is not None or (x.dim() > 1 and not x.is_contiguous())  # a norm wants channels innermost
         x_rows = rows(x, own, layout)
         channels = x.shape[1] if norm is not None else 1
         tile = kernels.tile_of(channels)

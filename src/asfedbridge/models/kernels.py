@@ -9,6 +9,7 @@ An input of one row stands for the same current at every step.
 """
 
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -294,13 +295,15 @@ def parallel(threads: int, work: Callable[[int], None]) -> None:
     """
     openmp = _openmp()
     if openmp is None:
-        list(_threads(threads).map(work, range(threads)))
+        list(_threads(threads, os.getpid()).map(work, range(threads)))
         return
     failures: list[BaseException] = []
 
     def one(_: object) -> None:
         try:
-            work(openmp.omp_get_thread_num())
+            # OMP_THREAD_LIMIT or OMP_DYNAMIC may give fewer threads than asked for.
+            for k in range(openmp.omp_get_thread_num(), threads, openmp.omp_get_num_threads()):
+                work(k)
         except BaseException as error:
             failures.append(error)
 
@@ -324,5 +327,6 @@ def _openmp() -> ctypes.CDLL | None:
 
 
 @cache
-def _threads(count: int) -> ThreadPoolExecutor:
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """One pool per process: a fork inherits the object, not its threads."""
     return ThreadPoolExecutor(count, "kernel")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from asfedbridge.core.protocol import Neuron
 from asfedbridge.models import delegate
@@ -99,6 +100,7 @@ class _Lif(torch.autograd.Function):
         return s_T
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor, None]:
         u_T, s_T = ctx.saved_tensors
         neuron: Neuron = ctx.neuron

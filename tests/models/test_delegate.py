@@ -1,0 +1,78 @@
+"""SpikingJelly computing our neuron: what its CUDA kernels do is checked here on its CPU code."""
+
+import pytest
+import torch
+
+from asfedbridge.core.protocol import Neuron
+from asfedbridge.models import delegate
+from asfedbridge.models.neuron import lif, lif_reference
+from asfedbridge.models.paths import VARIABLE
+
+pytest.importorskip("spikingjelly")
+SHARPNESS = {"triangle": 1.5, "rectangle": 0.4, "sigmoid": 4.0, "atan": 2.0}
+
+
+def membranes(x: torch.Tensor, neuron: Neuron) -> torch.Tensor:
+    v, out = torch.zeros_like(x[0]), []
+    for current in x:
+        u = current + neuron.decay * v
+        out.append(u)
+        v = u * (u < neuron.threshold)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("surrogate", SHARPNESS)
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.25, 0.3])
+@pytest.mark.parametrize(("steps", "threshold"), [(1, 1.0), (4, 1.0), (16, 1.0), (4, 0.6)])
+def test_it_is_our_neuron(surrogate: str, detach: bool, decay: float, steps: int, threshold: float) -> None:
+    """Its time constant rounds most decays, so membranes at the threshold are left out; the rest must agree."""
+    neuron = Neuron(decay, threshold, surrogate, SHARPNESS[surrogate], detach)  # type: ignore[arg-type]
+    x = 0.4 + 0.8 * torch.randn(steps, 400, generator=torch.Generator().manual_seed(0))
+    distance = (membranes(x.double(), neuron) - threshold).abs()
+    edges = (distance - SHARPNESS["rectangle"]).abs() if surrogate == "rectangle" else distance
+    x = x[:, (torch.minimum(distance, edges) > 1e-5).all(dim=0)].unsqueeze(1)
+    assert x.shape[2] > 380
+    up = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    results = []
+    for run in (delegate.lif_spikingjelly, lif_reference):
+        leaf = x.clone().requires_grad_()
+        spikes = run(leaf, neuron)
+        (spikes * up).sum().backward()
+        results.append((spikes.detach(), leaf.grad))
+    (spikes, grad), (expected, right) = results
+    assert torch.equal(spikes, expected)
+    torch.testing.assert_close(grad, right, rtol=1e-4, atol=2e-5 * right.abs().max().item())
+
+
+def test_at_the_threshold_it_fires_too() -> None:
+    """Quarters with a decay of a half are exact: many membranes are at the threshold to the last bit."""
+    neuron = Neuron(decay=0.5, threshold=1.0)
+    x = torch.randint(-2, 6, (4, 3, 200), generator=torch.Generator().manual_seed(0)) / 4
+    assert (membranes(x, neuron) == 1.0).sum() > 100
+    assert torch.equal(delegate.lif_spikingjelly(x, neuron), lif_reference(x, neuron))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_layouts(layout: torch.memory_format) -> None:
+    folded = torch.randn(6, 3, 4, 5, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
+    x = folded.unflatten(0, (3, 2))
+    out = delegate.lif_spikingjelly(x, Neuron())
+    assert torch.equal(out, lif_reference(x, Neuron()))
+    assert out.dtype == torch.float32
+    assert out.shape == x.shape
+
+
+@pytest.mark.parametrize(("decay", "can"), [(0.0, False), (0.01, True), (0.99, True), (1.0, False)])
+def test_decays_without_a_time_constant_are_left_to_torch(
+    decay: float, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuron = Neuron(decay=decay)
+    assert delegate.fits(neuron) == can
+    monkeypatch.setenv(VARIABLE, "spikingjelly")
+    called = []
+    original = delegate.lif_spikingjelly
+    monkeypatch.setattr(delegate, "lif_spikingjelly", lambda *args: called.append(1) or original(*args))
+    x = 0.4 + torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(lif(x, neuron), lif_reference(x, neuron))
+    assert bool(called) == can

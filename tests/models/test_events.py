@@ -1,0 +1,259 @@
+"""The event-driven convolution, against a dense one in double precision."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asfedbridge.models import events
+
+Threads = Callable[[int], None]
+SIZES = [(1, 1), (1, 6), (5, 1), (2, 2), (5, 7)]
+
+
+def make(inputs: int, outputs: int, seed: int = 0) -> nn.Conv2d:
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    with torch.no_grad():
+        conv.weight.normal_(generator=torch.Generator().manual_seed(seed))
+    return conv
+
+
+def fire(rate: float, *shape: int, seed: int = 1) -> Tensor:
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < rate).float()
+
+
+def noise(*shape: int, seed: int = 2) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+    """Force a path, forward and backward; the list says of each call of the kernel whether it was for a gradient."""
+
+    def force(forward: str, backward: str) -> list[bool]:
+        calls: list[bool] = []
+        original = events._scatter
+
+        def counted(spikes: Tensor, patches: Any, image: Any, outputs: int, gradient: bool) -> None:
+            calls.append(gradient)
+            original(spikes, patches, image, outputs, gradient)
+
+        monkeypatch.setattr(events, "_scatter", counted)
+        monkeypatch.setattr(events, "DENSE_FORWARD", {"events": 2.0, "dense": -1.0}[forward])
+        monkeypatch.setattr(events, "DENSE_BACKWARD", {"events": 2.0, "dense": -1.0}[backward])
+        return calls
+
+    return force
+
+
+def check(conv: nn.Conv2d, spikes: Tensor, up: Tensor) -> None:
+    """Output and both gradients, to the rounding of sums in single precision."""
+    x, x64 = spikes.clone().requires_grad_(), spikes.double().requires_grad_()
+    weight = conv.weight.detach().double().requires_grad_()
+    expected = F.conv2d(x64, weight, padding=1)
+    expected.backward(up.double())
+    conv.weight.grad = None
+    out = events.convolve(conv, x)
+    out.backward(up)
+    assert out.dtype == torch.float32
+    assert conv.weight.grad is not None
+    for value, right in ((out, expected), (conv.weight.grad, weight.grad), (x.grad, x64.grad)):
+        # Terms are of size one; their number under the root is what rounding errors grow with.
+        assert value.shape == right.shape
+        scale = max(1.0, right.abs().max().item())
+        torch.testing.assert_close(value.double(), right, rtol=1e-5, atol=2e-6 * scale)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("channels", [(16, 16), (16, 48), (48, 32), (32, 144), (144, 16)])
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.2, 1.1])
+def test_events_give_the_dense_convolution(
+    size: tuple[int, int], channels: tuple[int, int], rate: float, take: Callable[..., list[bool]]
+) -> None:
+    """At all borders, in every shape of image, also with no spike and with nothing but spikes."""
+    calls = take("events", "events")
+    check(make(*channels), fire(rate, 3, channels[0], *size), noise(3, channels[1], *size))
+    assert calls == [False, True]
+
+
+@pytest.mark.parametrize("forward", ["events", "dense"])
+@pytest.mark.parametrize("backward", ["events", "dense"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_both_ways_agree(
+    forward: str, backward: str, layout: torch.memory_format, take: Callable[..., list[bool]]
+) -> None:
+    calls = take(forward, backward)
+    conv = make(32, 48).to(memory_format=layout)
+    check(conv, fire(0.2, 2, 32, 5, 7).contiguous(memory_format=layout), noise(2, 48, 5, 7))
+    assert calls == [False] * (forward == "events") + [True] * (backward == "events")
+
+
+@pytest.mark.parametrize("y", [0, 1, 2, 3])
+@pytest.mark.parametrize("x", [0, 1, 2])
+def test_one_spike_leaves_the_kernel_around_it(y: int, x: int, take: Callable[..., list[bool]]) -> None:
+    """Turned by half a circle, cut at the border; each pixel by hand."""
+    take("events", "events")
+    conv, spikes = make(16, 16), torch.zeros(1, 16, 4, 3)
+    spikes[0, 5, y, x] = 1
+    out = events.convolve(conv, spikes)
+    for i in range(4):
+        for j in range(3):
+            dy, dx = y - i + 1, x - j + 1
+            inside = 0 <= dy < 3 and 0 <= dx < 3
+            expected = conv.weight[:, 5, dy, dx] if inside else torch.zeros(16)
+            assert torch.equal(out[0, :, i, j], expected)
+
+
+@pytest.mark.parametrize("block", [16, 32, 96])
+def test_input_channels_in_blocks(block: int, take: Callable[..., list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patches are taken as many at a time as the cache holds: 144 channels in 9, 5 (the last cut) or 2 blocks."""
+    take("events", "events")
+    monkeypatch.setattr(events, "CACHE", block * 9 * 32 * 4)
+    seen = []
+    original = events.kernels.spread
+
+    def look(kernel: Any, length: int, tile: int, rows: int, call: Any) -> None:
+        seen.append(call(0)[7])
+        original(kernel, length, tile, rows, call)
+
+    monkeypatch.setattr(events.kernels, "spread", look)
+    check(make(144, 32), fire(0.2, 2, 144, 4, 5), noise(2, 32, 4, 5))
+    assert seen == [block, block]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_threads_share_the_images(count: int, images: int, take: Callable[..., list[bool]], threads: Threads) -> None:
+    """Also more threads than images; each thread has its own sum of the weights' gradient."""
+    take("events", "events")
+    threads(count)
+    check(make(16, 32), fire(0.2, images, 16, 5, 7), noise(images, 32, 5, 7))
+
+
+def test_the_rate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just below and just above each threshold. The rate is that of every eighth image."""
+    calls: list[bool] = []
+    original = events._scatter
+
+    def counted(*args: Any, gradient: bool) -> None:
+        calls.append(gradient)
+        original(*args, gradient=gradient)
+
+    monkeypatch.setattr(events, "_scatter", counted)
+    monkeypatch.setattr(events, "DENSE_FORWARD", 0.25)
+    monkeypatch.setattr(events, "DENSE_BACKWARD", 0.5)
+    conv, size = make(16, 16), 16 * 4 * 4
+    taken = {}
+    for name, count in {"low": 64, "middle": 65, "high": 128, "dense": 129}.items():
+        spikes = torch.ones(9, size)
+        spikes[::8] = 0
+        spikes[0, :count] = 1
+        spikes[8, :count] = 1
+        calls.clear()
+        events.convolve(conv, spikes.view(9, 16, 4, 4)).backward(noise(9, 16, 4, 4))
+        taken[name] = list(calls)
+    assert taken == {"low": [False, True], "middle": [True], "high": [True], "dense": []}
+
+
+def test_the_thresholds_are_rates() -> None:
+    assert 0 < events.DENSE_FORWARD < 1
+    assert 0 < events.DENSE_BACKWARD < 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2},
+        {"stride": (1, 2)},
+        {"padding": 0},
+        {"padding": 2},
+        {"padding": "same"},
+        {"dilation": 2},
+        {"groups": 2},
+        {"bias": True},
+        {"kernel_size": 1},
+        {"kernel_size": (3, 1)},
+        {"in_channels": 24},
+        {"out_channels": 24},
+        {"in_channels": 3},
+        {"padding_mode": "reflect"},
+    ],
+)
+def test_other_convolutions_are_left_to_torch(options: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {
+        "in_channels": 32,
+        "out_channels": 16,
+        "kernel_size": 3,
+        "stride": 1,
+        "padding": 1,
+        "bias": False,
+    }
+    assert events.fits(nn.Conv2d(**plain))
+    assert not events.fits(nn.Conv2d(**plain | options))
+
+
+@pytest.mark.parametrize("way", ["events", "dense"])
+def test_only_some_gradients_are_wanted(way: str, take: Callable[..., list[bool]]) -> None:
+    calls = take(way, way)
+    conv, spikes, up = make(16, 32), fire(0.2, 2, 16, 4, 4), noise(2, 32, 4, 4)
+    x = spikes.clone().requires_grad_()
+    d_x, d_weight = torch.autograd.grad(events.convolve(conv, x), (x, conv.weight), up)
+    (alone,) = torch.autograd.grad(events.convolve(conv, spikes), conv.weight, up)
+    assert torch.equal(alone, d_weight)
+    conv.requires_grad_(False)
+    calls.clear()
+    (alone,) = torch.autograd.grad(events.convolve(conv, x), x, up)
+    assert torch.equal(alone, d_x)
+    assert True not in calls  # no work for a gradient nobody wants
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            out = events.convolve(conv, spikes)
+            torch.testing.assert_close(out, conv(spikes), rtol=1e-5, atol=1e-5)
+        assert not out.requires_grad
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_strided_and_expanded_tensors(layout: torch.memory_format, take: Callable[..., list[bool]]) -> None:
+    """The kernel reads memory by address: every second channel, or one number standing for all, must be laid out."""
+    take("events", "events")
+    conv = make(16, 16)
+    wide = fire(0.2, 2, 32, 4, 5).contiguous(memory_format=layout)
+    check(conv, wide[:, ::2], noise(2, 32, 4, 5).contiguous(memory_format=layout)[:, ::2])
+    check(conv, wide[:, :16].transpose(2, 3), noise(2, 16, 4, 5).transpose(2, 3))
+    out = events.convolve(conv, wide[:, ::2])
+    assert torch.equal(out, events.convolve(conv, wide[:, ::2].clone(memory_format=torch.contiguous_format)))
+    (summed,) = torch.autograd.grad(out.sum(), conv.weight, retain_graph=True)
+    (ones,) = torch.autograd.grad(out, conv.weight, torch.ones_like(out))
+    assert torch.equal(summed, ones)
+    everywhere = torch.ones(1).expand(2, 16, 4, 5)
+    assert torch.equal(events.convolve(conv, everywhere), events.convolve(conv, everywhere.clone()))
+
+
+def test_channels_last_comes_out(take: Callable[..., list[bool]]) -> None:
+    take("events", "events")
+    conv = make(16, 32).to(memory_format=torch.channels_last)
+    x = fire(0.2, 2, 16, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out = events.convolve(conv, x)
+    out.backward(noise(2, 32, 4, 5).contiguous(memory_format=torch.channels_last))
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, x.grad, conv.weight.grad))
+
+
+def test_the_type_of_the_input_counts_not_torchs_default(take: Callable[..., list[bool]]) -> None:
+    take("events", "events")
+    conv, spikes = make(16, 16), fire(0.2, 2, 16, 4, 5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        check(conv, spikes, noise(2, 16, 4, 5).float())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_no_second_derivative(take: Callable[..., list[bool]]) -> None:
+    take("events", "events")
+    conv, x = make(16, 16), fire(0.2, 1, 16, 4, 4).requires_grad_()
+    (grad,) = torch.autograd.grad((events.convolve(conv, x) ** 2).sum(), conv.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

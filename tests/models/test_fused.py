@@ -1,0 +1,363 @@
+"""Batch norm (+ residual) + LIF in one node, against torch's norm and the reference loop in double precision."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core.protocol import Neuron
+from asfedbridge.models import fused
+from asfedbridge.models.neuron import lif_reference
+from asfedbridge.models.parts import BatchNorm
+
+Threads = Callable[[int], None]
+STEPS = 2
+# Several tiles each, the last one cut: images of B x H x W pixels per step.
+SHAPES = {1: (3, 33, 32), 3: (3, 20, 20), 16: (3, 9, 8), 20: (3, 8, 8), 130: (3, 3, 3), 1500: (2, 1, 2)}
+
+
+def make_norm(channels: int, seed: int = 0, **options: Any) -> nn.BatchNorm2d:
+    """Nothing at its starting value."""
+    generator = torch.Generator().manual_seed(seed)
+    norm = nn.BatchNorm2d(channels, **options)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 2, generator=generator)
+        norm.bias.uniform_(-0.2, 0.8, generator=generator)
+        norm.running_mean.normal_(generator=generator)
+        norm.running_var.uniform_(0.5, 2, generator=generator)
+    return norm
+
+
+def composition(
+    norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, steps: int, neuron: Neuron, shared: bool
+) -> tuple[Tensor, Tensor]:
+    """Spikes, and how near a membrane came to the threshold."""
+    current = norm(x)
+    if shared:
+        current = current.repeat(steps, 1, 1, 1)
+    if residual is not None:
+        current = current + residual
+    current = current.unflatten(0, (steps, -1))
+    spikes = lif_reference(current, neuron)
+    with torch.no_grad():
+        v, near = torch.zeros_like(current[0]), torch.inf
+        for now, s in zip(current, spikes, strict=True):
+            u = now + neuron.decay * v
+            near = min(near, (u - neuron.threshold).abs().min().item())
+            v = u * (1 - s)
+    return spikes.flatten(0, 1), torch.tensor(near)
+
+
+def check_against_composition(
+    norm: nn.BatchNorm2d,
+    shape: tuple[int, ...],
+    steps: int = STEPS,
+    neuron: Neuron | None = None,
+    shared: bool = False,
+    residual: str = "none",
+    mean: float = 0.3,
+    gap: float = 1e-5,
+    rtol: float = 1e-4,
+    layout: torch.memory_format = torch.channels_last,
+) -> None:
+    """Spikes, gradients and running statistics. Inputs are drawn until no membrane is nearer to the threshold than
+    the rounding of a current (``gap``), so that both precisions must agree on every spike."""
+    neuron = neuron or Neuron()
+    folded = (shape[0] * steps, *shape[1:])
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        x = mean + torch.randn(shape if shared else folded, generator=generator)
+        r = {
+            "none": None,
+            "spikes": (torch.rand(folded, generator=generator) < 0.2).float(),
+            "real": torch.randn(folded, generator=generator),
+        }[residual]
+        with torch.no_grad():
+            wide = copy.deepcopy(norm).double()
+            near = composition(wide, x.double(), None if r is None else r.double(), steps, neuron, shared)[1]
+        if near > gap:
+            break
+    else:
+        raise AssertionError("no inputs away from the threshold")
+    up = torch.randn(folded, generator=generator)
+
+    wide, narrow = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    x = x.contiguous(memory_format=layout)
+    leaves = [t if t is None else t.clone().requires_grad_() for t in (x, r)]
+    leaves_wide = [t if t is None else t.double().requires_grad_() for t in (x, r)]
+    expected, _ = composition(wide, *leaves_wide, steps, neuron, shared)
+    out = fused.norm_lif(narrow, *leaves, steps, neuron, shared)
+    assert out.dtype == torch.float32
+    assert out.shape == folded
+    assert torch.equal(out.double(), expected)
+    assert 0 < out.mean() < 1
+
+    (out * up).sum().backward()
+    (expected * up).sum().backward()
+    pairs = [(leaf.grad, other.grad) for leaf, other in zip(leaves, leaves_wide, strict=True) if leaf is not None]
+    pairs += [(narrow.weight.grad, wide.weight.grad), (narrow.bias.grad, wide.bias.grad)]
+    for grad, right in pairs:
+        # To the rounding of a few operations, of the largest term: sums and differences of terms may cancel.
+        assert right.abs().max() > 0
+        torch.testing.assert_close(grad.double(), right, rtol=rtol, atol=rtol / 5 * right.abs().max().item())
+    torch.testing.assert_close(narrow.running_mean.double(), wide.running_mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(narrow.running_var.double(), wide.running_var, rtol=2e-6, atol=0)
+    assert narrow.num_batches_tracked == wide.num_batches_tracked
+
+
+@pytest.mark.parametrize("channels", SHAPES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("residual", ["none", "spikes", "real", "shared"])
+def test_the_node_is_norm_then_reference(channels: int, training: bool, residual: str, threads: Threads) -> None:
+    """``shared``: one current for all steps, whose gradient is the sum over them."""
+    threads(2)
+    batch, height, width = SHAPES[channels]
+    shared = residual == "shared"
+    norm = make_norm(channels).train(training)
+    check_against_composition(
+        norm,
+        (batch, channels, height, width),
+        steps=4 if shared else STEPS,
+        shared=shared,
+        residual="none" if shared else residual,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("channels", [3, 1500])
+@pytest.mark.parametrize("shared", [False, True])
+def test_threads_do_not_change_the_result(count: int, channels: int, shared: bool, threads: Threads) -> None:
+    threads(count)
+    batch, height, width = SHAPES[channels]
+    check_against_composition(make_norm(channels), (batch, channels, height, width), shared=shared)
+
+
+@pytest.mark.parametrize("surrogate", ["triangle", "rectangle", "sigmoid", "atan"])
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_neuron_after_a_norm(surrogate: Any, detach: bool, shared: bool) -> None:
+    sharpness = {"triangle": 1.5, "rectangle": 0.5, "sigmoid": 4.0, "atan": 2.0}[surrogate]
+    neuron = Neuron(0.75, 0.6, surrogate, sharpness, detach)
+    check_against_composition(make_norm(3), (2, 3, 5, 7), steps=4, neuron=neuron, shared=shared)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("residual", ["none", "real"])
+def test_any_number_of_steps_after_a_norm(steps: int, residual: str) -> None:
+    check_against_composition(make_norm(5), (2, 5, 3, 3), steps=steps, residual=residual)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 1, 1), (1, 3, 1, 3), (1, 3, 3, 1)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_few_values_per_channel(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    """Three values and one step: unbiased and biased variance differ by a factor of 1.5."""
+    norm = make_norm(3)
+    with torch.no_grad():
+        norm.bias.copy_(torch.tensor([0.2, 0.5, 0.8]))
+    check_against_composition(norm, shape, steps=1, layout=layout, gap=1e-4, rtol=1e-3)
+
+
+def test_a_large_mean_does_not_cancel() -> None:
+    """Squares of 1000 leave nothing of a variance of one in single precision.
+
+    Currents themselves are x * scale + shift, two numbers of about 1000 times the scale: 1e-4 is what they are worth.
+    """
+    check_against_composition(make_norm(3), (2, 3, 6, 5), mean=1e3, gap=1e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.3}, {"eps": 0.1}, {"momentum": 1.0}])
+def test_options_of_a_norm(options: dict[str, float]) -> None:
+    check_against_composition(make_norm(3, **options), (2, 3, 6, 5))
+
+
+def test_our_batch_norm_is_done_too() -> None:
+    norm = BatchNorm(3)
+    check_against_composition(norm, (2, 3, 6, 5))
+    x = torch.zeros(1, 3, 1, 1)
+    assert fused.fits(norm, torch.zeros(2, 3, 1, 1))
+    assert not fused.fits(norm, x)  # one value per channel has no variance
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.Identity(),
+        nn.GroupNorm(1, 3),
+        nn.BatchNorm2d(3, affine=False),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.BatchNorm2d(3, momentum=None),
+        nn.BatchNorm1d(3),
+    ],
+)
+def test_other_norms_are_left_to_torch(norm: nn.Module) -> None:
+    assert not fused.fits(norm, torch.zeros(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize("channels", [3, 16, 130])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("residual", "shared"), [(False, False), (True, False), (False, True)])
+def test_spikes_are_bit_for_bit_those_of_the_same_currents(
+    channels: int, training: bool, residual: bool, shared: bool
+) -> None:
+    """Same scale and shift, each operation rounded on its own: no threshold is near enough to matter."""
+    steps, (batch, height, width) = 4, SHAPES[channels]
+    neuron, norm = Neuron(decay=0.9, threshold=0.7), make_norm(channels).train(training)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(batch if shared else steps * batch, channels, height, width, generator=generator)
+    r = torch.randn(steps * batch, channels, height, width, generator=generator) if residual else None
+    twin = copy.deepcopy(norm)
+    out = fused.norm_lif(norm, x, r, steps, neuron, shared)
+    tile = fused.kernels.tile_of(channels)
+    mean, inverse = fused._statistics(twin, fused.rows(x, 1 if shared else steps, True), channels, tile)
+    if training:
+        axes = (0, 2, 3)
+        torch.testing.assert_close(torch.from_numpy(mean), x.double().mean(axes), rtol=1e-6, atol=1e-7)
+        spread = (x.double().var(axes, correction=0) + norm.eps).rsqrt()
+        torch.testing.assert_close(torch.from_numpy(inverse), spread, rtol=1e-6, atol=0)
+    scale = norm.weight.detach().double() * torch.from_numpy(inverse)
+    shift = norm.bias.detach().double() - torch.from_numpy(mean) * scale
+    current = x * scale.float().view(1, -1, 1, 1) + shift.float().view(1, -1, 1, 1)
+    current = current.repeat(steps, 1, 1, 1) if shared else current
+    current = current if r is None else current + r
+    assert torch.equal(out, lif_reference(current.unflatten(0, (steps, -1)), neuron).flatten(0, 1))
+
+
+@pytest.mark.parametrize("channels", [20, 1500])
+@pytest.mark.parametrize("shared", [False, True])
+def test_sums_over_many_tiles(channels: int, shared: bool, threads: Threads) -> None:
+    """Bias and weight gradients from the gradient of the currents, which the residual's is."""
+    threads(2)
+    batch, size, steps = (40, 2, 2) if channels == 1500 else (24, 17, 1 if shared else 2)
+    norm, neuron = make_norm(channels).eval(), Neuron(surrogate="sigmoid", sharpness=4.0)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(batch if shared else steps * batch, channels, size, size, generator=generator).requires_grad_()
+    up = 0.1 + torch.randn(steps * batch, channels, size, size, generator=generator)
+    (fused.norm_lif(norm, x, None, steps, neuron, shared) * up).sum().backward()
+    inverse = (norm.running_var.double() + norm.eps).rsqrt()
+    d = x.grad.double() / (norm.weight.detach().double() * inverse).view(1, -1, 1, 1)
+    xhat = (x.detach().double() - norm.running_mean.double().view(1, -1, 1, 1)) * inverse.view(1, -1, 1, 1)
+    for grad, right in ((norm.bias.grad, d.sum((0, 2, 3))), (norm.weight.grad, (d * xhat).sum((0, 2, 3)))):
+        torch.testing.assert_close(grad.double(), right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_any_layout_of_inputs_and_gradients(shared: bool) -> None:
+    """Slices, transposed and expanded tensors give what copies of them give."""
+    norm, steps = make_norm(4).train(), 2
+    generator = torch.Generator().manual_seed(3)
+    base = torch.randn(3 if shared else 6, 8, 5, 7, generator=generator)
+    r = torch.randn(6, 7, 5, 4, generator=generator)
+    up = torch.randn(6, 4, 7, 5, generator=generator)
+    results = []
+    for plain in (True, False):
+        leaf = base.clone().requires_grad_()
+        x = leaf[:, ::2].transpose(2, 3)
+        residual = None if shared else r.transpose(1, 3).transpose(2, 3)
+        gradient = up
+        if plain:
+            x = x.contiguous()
+            residual = residual if residual is None else residual.contiguous()
+        else:
+            gradient = torch.stack([up, up], -1)[..., 0]
+            assert not gradient.is_contiguous()
+        out = fused.norm_lif(copy.deepcopy(norm), x, residual, steps, Neuron(), shared)
+        out.backward(gradient)
+        results.append((out.detach(), leaf.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    leaf = base.clone().requires_grad_()
+    out = fused.norm_lif(norm, leaf[:, ::2], None, steps, Neuron(), shared)
+    (one,) = torch.autograd.grad(out.sum(), leaf, retain_graph=True)
+    (other,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
+    assert torch.equal(one, other)
+
+
+def test_channels_last_stays() -> None:
+    norm = make_norm(4)
+    x = torch.randn(4, 4, 5, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
+    r = torch.randn(4, 4, 5, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out = fused.norm_lif(norm, x, r, 2, Neuron())
+    out.backward(torch.randn(4, 4, 5, 7))
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, x.grad, r.grad))
+
+
+def test_only_some_gradients_are_wanted() -> None:
+    """Frozen norms, data without a gradient, no gradient at all."""
+    norm, x, up = make_norm(3), torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+    everything = x.clone().requires_grad_()
+    twin = copy.deepcopy(norm)
+    fused.norm_lif(twin, everything, None, 2, Neuron()).backward(up)
+    frozen, leaf = copy.deepcopy(norm).requires_grad_(False), x.clone().requires_grad_()
+    fused.norm_lif(frozen, leaf, None, 2, Neuron()).backward(up)
+    assert torch.equal(leaf.grad, everything.grad)
+    fused.norm_lif(norm, x, None, 2, Neuron()).backward(up)
+    assert torch.equal(norm.weight.grad, twin.weight.grad)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            out = fused.norm_lif(copy.deepcopy(norm).eval(), x, None, 2, Neuron())
+        assert not out.requires_grad
+
+
+def test_the_type_of_the_input_counts_not_torchs_default() -> None:
+    norm, x = make_norm(3), torch.randn(4, 3, 5, 5)
+    expected = fused.norm_lif(copy.deepcopy(norm), x, None, 2, Neuron())
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = fused.norm_lif(norm, x, None, 2, Neuron())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, expected)
+
+
+def test_a_gradient_may_be_asked_for_twice_but_not_of_itself() -> None:
+    """The surrogate's own slope is not computed: better no second derivative than a wrong one."""
+    norm, x = make_norm(3), torch.randn(4, 3, 5, 5, requires_grad=True)
+    out = fused.norm_lif(norm, x, None, 2, Neuron())
+    first = torch.autograd.grad(out.sum(), (x, norm.weight), retain_graph=True)
+    again = torch.autograd.grad(out.sum(), (x, norm.weight), retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    (grad,) = torch.autograd.grad((out**2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+REPEAT = """
+import hashlib, sys, torch
+from torch import nn
+from asfedbridge.core.protocol import Neuron
+from asfedbridge.models import events, fused, kernels
+
+kernels.ALONE = 1
+torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+
+def digest():
+    g = torch.Generator().manual_seed(5)
+    norm, conv = nn.BatchNorm2d(48), nn.Conv2d(32, 48, 3, padding=1, bias=False)
+    with torch.no_grad():
+        conv.weight.normal_(generator=g)
+    spikes = (torch.rand(8, 32, 9, 9, generator=g) < 0.1).float().requires_grad_()
+    up = torch.randn(8, 48, 9, 9, generator=g)
+    out = fused.norm_lif(norm, events.convolve(conv, spikes), None, 4, Neuron())
+    out.backward(up)
+    parts = out, spikes.grad, conv.weight.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var
+    return hashlib.sha256(b"".join(p.detach().contiguous().numpy().tobytes() for p in parts)).hexdigest()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_same_bits_again(count: int, threads: Threads) -> None:
+    """Also in another process: runs are compared by their checksums."""
+    space: dict[str, Any] = {}
+    exec(REPEAT.split("kernels.ALONE")[0] + "def digest" + REPEAT.split("def digest")[1], space)
+    threads(count)
+    here = [space["digest"]() for _ in range(3)]
+    assert len(set(here)) == 1
+    if count == 1:
+        code = REPEAT + "print(digest())"
+        there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        assert there.stdout.strip() == here[0]

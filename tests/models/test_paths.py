@@ -1,0 +1,367 @@
+"""Which code computes spiking layers, and that every path computes the same."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.losses import cross_entropy
+from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.models import delegate, events, fused, neuron, paths
+from asfedbridge.models.neuron import SURROGATES, Spiking, lif, lif_reference
+from asfedbridge.models.paths import VARIABLE
+from asfedbridge.models.zoo import build_backbone
+
+Infos = Callable[..., ClientInfo]
+Images = Callable[..., Tensor]
+Threads = Callable[[int], None]
+SHARPNESS = {"triangle": 1.5, "rectangle": 0.4, "sigmoid": 4.0, "atan": 2.0}
+SHAPE = (3, 5, 7, 11)  # 1155 numbers a step: one tile and a piece of one
+NEEDS = pytest.mark.skipif(not paths.installed("spikingjelly"), reason="spikingjelly is not installed")
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    def use(path: str | None) -> None:
+        monkeypatch.delenv(VARIABLE, raising=False) if path is None else monkeypatch.setenv(VARIABLE, path)
+
+    return use
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is called, in order."""
+    calls: list[str] = []
+
+    def watch(module: object, name: str, label: str) -> None:
+        original = getattr(module, name)
+
+        def counted(*args: object, **options: object) -> object:
+            calls.append(label)
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    watch(fused, "lif", "numba lif")
+    watch(fused, "norm_lif", "numba norm_lif")
+    watch(events, "convolve", "numba convolve")
+    watch(delegate, "lif_spikingjelly", "spikingjelly lif")
+    watch(neuron._Lif, "apply", "torch lif")
+    return calls
+
+
+def currents(steps: int, *shape: int, layout: str = "contiguous", seed: int = 0) -> Tensor:
+    """[steps, *shape] around the threshold."""
+    x = 0.4 + 0.8 * torch.randn(steps * shape[0], *shape[1:], generator=torch.Generator().manual_seed(seed))
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    if layout == "strided":
+        x = torch.stack([x, -x], -1)[..., 0].transpose(2, 3)
+    return x.unflatten(0, (steps, -1))
+
+
+def check_lif(x: Tensor, constants: Neuron, up: Tensor) -> None:
+    """Equal spikes; gradients as near as a few roundings of the largest term in each of the steps allow."""
+    results = []
+    for run in (lif, lif_reference):
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        spikes = run(leaf, constants)
+        spikes.backward(up)
+        results.append((spikes.detach(), leaf.grad))
+    (spikes, grad), (expected, right) = results
+    assert torch.equal(spikes, expected)
+    assert right.abs().max() > 0
+    torch.testing.assert_close(grad, right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
+
+
+# SpikingJelly's time constant rounds other decays: see test_delegate.py.
+@pytest.mark.parametrize(
+    ("path", "decay"),
+    [*itertools.product(["numba", "torch"], [0.5, 0.9, 0.25]), pytest.param("spikingjelly", 0.5, marks=NEEDS)],
+)
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 4, 8, 16])
+def test_every_path_is_the_reference_loop(
+    path: str, surrogate: str, detach: bool, decay: float, steps: int, force: Callable[[str], None], taken: list[str]
+) -> None:
+    force(path)
+    constants = Neuron(decay, 1.0, surrogate, SHARPNESS[surrogate], detach)  # type: ignore[arg-type]
+    check_lif(currents(steps, *SHAPE), constants, currents(steps, *SHAPE, seed=1))
+    assert taken == [f"{path} lif"]
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
+@pytest.mark.parametrize("upstream", ["contiguous", "channels_last", "strided"])
+@pytest.mark.parametrize("threshold", [1.0, 0.3, 2.0])
+def test_every_layout(
+    path: str, layout: str, upstream: str, threshold: float, force: Callable[[str], None], threads: Threads
+) -> None:
+    """Of input and gradient; with thresholds that a float cannot hold exactly; in two threads."""
+    force(path)
+    threads(2)
+    up = currents(3, *SHAPE, layout="contiguous" if upstream == "strided" else upstream, seed=1)
+    if upstream == "strided":
+        up = torch.stack([up, -up], -1)[..., 0]
+    x = currents(3, *(SHAPE if layout != "strided" else (3, 5, 11, 7)), layout=layout)
+    assert x.shape == up.shape
+    check_lif(x, Neuron(0.9, threshold), up)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_the_layout_is_kept(path: str, layout: str, force: Callable[[str], None]) -> None:
+    force(path)
+    x = currents(3, *SHAPE, layout=layout).requires_grad_()
+    out = lif(x, Neuron())
+    out.backward(currents(3, *SHAPE, seed=1))
+    kept = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}[layout]
+    assert out.flatten(0, 1).is_contiguous(memory_format=kept)
+    assert x.grad.flatten(0, 1).is_contiguous(memory_format=kept)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+def test_flat_and_odd_shapes(path: str, force: Callable[[str], None]) -> None:
+    """[T, B], [T, B, D], with strides and expanded: a projector's neurons have no pixels."""
+    force(path)
+    wide = currents(4, 6, 10)
+    for x in (wide, wide[:, :, ::2], wide[..., 0], wide.transpose(1, 2), wide[0].expand(4, 6, 10), wide[:, :1]):
+        check_lif(x, Neuron(), torch.randn(x.shape, generator=torch.Generator().manual_seed(1)))
+    flat = torch.rand(4, 6)[:, ::2]
+    assert torch.equal(lif(flat, Neuron()), lif_reference(flat, Neuron()))
+    one = torch.tensor(0.7).expand(4, 2, 3, 1, 1)
+    assert torch.equal(lif(one, Neuron()), lif_reference(one, Neuron()))
+
+
+@pytest.mark.parametrize("path", ["numba", "torch", pytest.param("spikingjelly", marks=NEEDS)])
+def test_at_the_threshold_to_the_last_bit(path: str, force: Callable[[str], None]) -> None:
+    """Quarters and a decay of a half are exact; with triangle and rectangle, edges of the slope are met exactly too."""
+    force(path)
+    x = torch.randint(-2, 6, (4, 3, 5, 7, 11), generator=torch.Generator().manual_seed(0)) / 4
+    assert (x[0] == 1).sum() > 100
+    for surrogate, sharpness in {"triangle": 1.0, "rectangle": 0.6}.items():
+        check_lif(x, Neuron(surrogate=surrogate, sharpness=sharpness), currents(4, *SHAPE, seed=1))  # type: ignore[arg-type]
+    below = torch.tensor([[1.0, 1.0 - 2**-24, 1.0 + 2**-23]])
+    assert lif(below, Neuron()).tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_the_numba_path_and_a_rounded_threshold(force: Callable[[str], None]) -> None:
+    """0.3 is no float: the input that equals its nearest float must fire on all paths or on none."""
+    x = torch.tensor([[0.3]])
+    x = torch.stack([x, x.nextafter(torch.tensor(-1.0)), x.nextafter(torch.tensor(1.0))], -1)
+    for path in ("numba", "torch"):
+        force(path)
+        assert torch.equal(lif(x, Neuron(threshold=0.3)), lif_reference(x, Neuron(threshold=0.3)))
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_no_second_derivative(path: str, steps: int, force: Callable[[str], None]) -> None:
+    force(path)
+    x = currents(steps, 2, 3).requires_grad_()
+    (grad,) = torch.autograd.grad((lif(x, Neuron()) ** 2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+# Choosing
+
+
+def test_the_best_path_is_taken_where_nothing_is_forced(force: Callable[[str | None], None]) -> None:
+    force(None)
+    x = torch.zeros(2, 2)
+    assert paths.path_of(x) == "numba"
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        assert paths.path_of(x.to(dtype)) == "torch"
+    assert paths.path_of(x.to("meta")) == "torch"
+    assert paths.available_paths("cpu") == ["numba", "torch"]
+    assert paths.available_paths("mps") == ["torch"]
+
+
+@pytest.mark.parametrize("path", ["numba", "torch", pytest.param("spikingjelly", marks=NEEDS)])
+def test_the_environment_forces_a_path(path: str, force: Callable[[str], None], taken: list[str]) -> None:
+    force(path)
+    act, norm, conv = Spiking(2, Neuron()), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    x = torch.randn(4, 16, 3, 3, generator=torch.Generator().manual_seed(0))
+    spikes = act.after(norm, x, x)
+    act.start(norm, x)
+    act.convolve(conv, spikes)
+    act(x)
+    assert paths.path_of(x) == path
+    fast = ["numba norm_lif", "numba norm_lif", "numba convolve", "numba lif"]
+    assert taken == (fast if path == "numba" else [f"{path} lif"] * 3)
+
+
+def test_a_forced_numba_leaves_other_types_to_torch(force: Callable[[str], None], taken: list[str]) -> None:
+    force("numba")
+    act, norm = Spiking(2, Neuron()), nn.BatchNorm2d(3).double()
+    out = act.after(norm, torch.randn(4, 3, 3, 3, dtype=torch.float64))
+    assert out.dtype == torch.float64
+    assert taken == ["torch lif"]
+
+
+def test_what_no_kernel_does_is_left_to_torch(force: Callable[[str], None], taken: list[str]) -> None:
+    """Other norms and convolutions still get the fast neuron."""
+    force("numba")
+    act, x = Spiking(2, Neuron()), torch.randn(4, 6, 3, 3)
+    act.after(nn.GroupNorm(2, 6), x)
+    act.start(nn.Identity(), x)
+    act.convolve(nn.Conv2d(6, 6, 3, padding=1, bias=False), act(x))
+    assert taken == ["numba lif"] * 3
+
+
+@pytest.mark.parametrize("name", ["numbe", "cuda", "Torch"])
+def test_an_unknown_path_is_refused_in_one_line(name: str, force: Callable[[str], None]) -> None:
+    force(name)
+    with pytest.raises(BadInput) as error:
+        lif(torch.zeros(2, 2), Neuron())
+    message = str(error.value)
+    assert "\n" not in message
+    assert all(part in message for part in (VARIABLE, name, *paths.PATHS))
+
+
+def test_an_empty_variable_forces_nothing(force: Callable[[str], None]) -> None:
+    force("")
+    assert paths.forced_path() is None
+
+
+@pytest.mark.parametrize("name", ["numba", "spikingjelly"])
+def test_a_path_that_is_not_installed(name: str, force: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "installed", lambda package: False)
+    force(name)
+    with pytest.raises(BadInput, match=f"{VARIABLE}={name}.*not installed.*pip install {name}") as error:
+        lif(torch.zeros(2, 2), Neuron())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="two devices, two paths")
+@pytest.mark.parametrize("path", [None, "numba", "torch"])
+def test_one_path_is_in_use(path: str | None, force: Callable[[str | None], None]) -> None:
+    force(path)
+    told = paths.describe()
+    assert list(told) == list(paths.PATHS)
+    assert [name for name, text in told.items() if text.endswith("(in use)")] == [path or "numba"]
+    assert all(text.endswith(("(in use)", "(available)", "(not installed)")) for text in told.values())
+
+
+def test_what_is_missing_is_told(force: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    force(None)
+    monkeypatch.setattr(paths, "installed", lambda package: False)
+    told = paths.describe()
+    assert told["numba"].endswith("(not installed)")
+    assert told["torch"].endswith("(in use)")
+
+
+# Whole networks
+
+
+@pytest.fixture
+def snn(task: Task, info: Infos) -> Callable[..., nn.Module]:
+    """Channels 16 to 128: all that kernels do happens."""
+
+    def make(seed: int = 0, kind: str = "snn") -> nn.Module:
+        return build_backbone(replace(task, image_size=16, seed=seed), info(kind, width=0.25, T=2))
+
+    return make
+
+
+def blocks_of(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    seen: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda *args: seen.append(args[2])) for s in model.stages for block in s]
+    out = model(x)
+    for hook in hooks:
+        hook.remove()
+    return out.logits, [*seen, out.feature_TBD]
+
+
+def test_a_network_without_numba_trains(
+    snn: Callable[..., nn.Module],
+    images: Images,
+    taken: list[str],
+    force: Callable[[str | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    force(None)
+    monkeypatch.setattr(paths, "installed", lambda package: False)
+    model = snn()
+    cross_entropy(model(images(2, size=16)).logits, torch.tensor([0, 1])).backward()
+    assert set(taken) == {"torch lif"}
+    assert all(p.grad.abs().max() > 0 for p in model.stages.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_in_both_precisions(
+    snn: Callable[..., nn.Module], images: Images, training: bool, force: Callable[[str], None], taken: list[str]
+) -> None:
+    """The fast path against torch's in double precision, from the first seed for which no spike flips: one membrane
+    within rounding of its threshold changes all that follows."""
+    force("numba")
+    for seed in range(10):
+        narrow = snn(seed)
+        x, y = images(2, size=16, seed=seed), torch.tensor([0, 3])
+        if not training:
+            with torch.no_grad():
+                for layer in narrow.modules():
+                    if isinstance(layer, nn.BatchNorm2d):
+                        layer.momentum = 1.0
+                narrow(x)  # running statistics that let it fire
+            narrow.eval()
+        wide = copy.deepcopy(narrow).double()
+        taken.clear()
+        logits, spikes = blocks_of(narrow, x)
+        fast = list(taken)
+        expected, right = blocks_of(wide, x.double())
+        if all(torch.equal(a.double(), b) for a, b in zip(spikes, right, strict=True)):
+            break
+    else:
+        raise AssertionError("a spike flips for every seed")
+    # the stem, two neurons in each of eight blocks; every convolution of a block but the three with a stride
+    assert fast.count("numba norm_lif") == 17
+    assert fast.count("numba convolve") == 13
+    assert fast.count("numba lif") == 1
+    assert "torch lif" not in fast
+    assert set(taken[len(fast) :]) == {"torch lif"}
+    assert sum(s.sum() for s in spikes) > 100
+    assert any(events.firing_rate(s) < events.DENSE_FORWARD for s in spikes[:7])  # not all of them dense
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
+    cross_entropy(logits, y).backward()
+    cross_entropy(expected, y).backward()
+    assert list(narrow.state_dict()) == list(wide.state_dict())
+    for (name, p), q in zip(narrow.named_parameters(), wide.parameters(), strict=True):
+        assert q.grad.abs().max() > 0, name
+        error = (p.grad.double() - q.grad).norm() / q.grad.norm()
+        assert error < 1e-3, name
+    for (name, b), c in zip(narrow.named_buffers(), wide.buffers(), strict=True):
+        torch.testing.assert_close(b.double(), c.double(), rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_network_repeats_itself(snn: Callable[..., nn.Module], images: Images, force: Callable[[str], None]) -> None:
+    force("numba")
+    results = []
+    for _ in range(2):
+        model = snn()
+        loss = cross_entropy(model(images(2, size=16)).logits, torch.tensor([0, 1]))
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("path", ["torch", "numba"])
+def test_the_ann_twin_does_not_care(
+    snn: Callable[..., nn.Module], images: Images, path: str, force: Callable[[str | None], None], taken: list[str]
+) -> None:
+    results = []
+    for name in (None, path):
+        force(name)
+        model = snn(kind="ann")
+        logits = model(images(2, size=16)).logits
+        cross_entropy(logits, torch.tensor([0, 1])).backward()
+        results.append([logits.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert taken == []
