@@ -227,6 +227,21 @@ def test_spikes_are_bit_for_bit_those_of_the_same_currents(
     assert torch.equal(out, lif_reference(current.unflatten(0, (steps, -1)), neuron).flatten(0, 1))
 
 
+def test_each_operation_is_rounded_on_its_own() -> None:
+    """A residual that makes up what the normalised input lacks: a fused multiply-add would come out beside it."""
+    norm = make_norm(16).eval()
+    x = torch.randn(8, 16, 12, 12, generator=torch.Generator().manual_seed(4))
+    scale = norm.weight.detach().double() * (norm.running_var.double() + norm.eps).rsqrt()
+    shift = norm.bias.detach().double() - norm.running_mean.double() * scale
+    a, b = (v.float().view(1, -1, 1, 1) for v in (scale, shift))
+    current = x * a + b
+    residual = 1 - current
+    once = (x.double() * a + b).float() + residual
+    expected = (current + residual >= 1).float()
+    assert (expected != (once >= 1)).sum() > 20  # what rounding only once would change
+    assert torch.equal(fused.norm_lif(norm, x, residual, 1, Neuron()), expected)
+
+
 @pytest.mark.parametrize("channels", [20, 1500])
 @pytest.mark.parametrize("shared", [False, True])
 def test_sums_over_many_tiles(channels: int, shared: bool, threads: Threads) -> None:
