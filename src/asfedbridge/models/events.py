@@ -185,5 +185,5 @@ class _EventConvolution(torch.autograd.Function):
 
 def convolve(conv: nn.Conv2d, spikes: Tensor) -> Tensor:
     """``conv`` of a tensor of zeros and ones."""
-    out: Tensor = _EventConvolution.apply(spikes, conv.weight)
+    out: Tensor = _EventConvolution.apply(spikes, conv.weight) if len(spikes) else conv(spikes)
     return out

@@ -156,5 +156,6 @@ def norm_lif(
     norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, steps: int, neuron: Neuron, shared: bool = False
 ) -> Tensor:
     """LIF of norm(x) [+ residual]; with ``shared``, x is one step's input and stands for all of them."""
+    assert residual is None or not shared, "a residual differs from step to step"
     out: Tensor = _Fused.apply(x, residual, norm.weight, norm.bias, norm, steps, shared, neuron)
     return out
