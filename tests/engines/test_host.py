@@ -198,14 +198,20 @@ def test_a_client_that_comes_back_is_not_evaluated_again(
 def test_a_checkpoint_writes_only_who_was_at_work(
     six: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    written: list[str] = []
-    original = files.write_through
+    written: list[str] = []  # as it becomes lasting
 
-    def noted(path: Path, content: bytes) -> None:
-        written.append(path.name)
-        original(path, content)
+    def note(name: str) -> None:
+        original = getattr(files, name)
 
-    monkeypatch.setattr(files, "write_through", noted)
+        def noted(path: Path, *content: bytes) -> None:
+            if path.suffix:  # not a folder
+                written.append(path.name)
+            original(path, *content)
+
+        monkeypatch.setattr(files, name, noted)
+
+    note("write_through")
+    note("flush_file")
     play(six, engine_of(six, at_work=2, folder=tmp_path / "clients"), tmp_path)
     expected = []
     for index in range(4):
