@@ -102,11 +102,22 @@ def scatter(
                     left, right = 0 if x > 0 else outputs, run if x < width - 1 else 2 * outputs
                     pixel = (n * height + y) * width + x
                     corner = (pixel - width - 1) * outputs
+                    inside = bottom - top == 3 and right - left == run
                     for group in range(low, min(low + block, inputs), LANES):
                         bits = _spikes(spikes, pixel * inputs + group)
                         while bits != 0:
                             patch = (group + _lowest(bits)) * 3 * run
                             bits = bits & (bits - np.uint32(1))
+                            if inside and run == 3 * LANES:  # the narrowest, where loops would cost most
+                                if gradient:
+                                    _add_48(patches, patch, image, corner)
+                                    _add_48(patches, patch + run, image, corner + line)
+                                    _add_48(patches, patch + 2 * run, image, corner + 2 * line)
+                                else:
+                                    _add_48(image, corner, patches, patch)
+                                    _add_48(image, corner + line, patches, patch + run)
+                                    _add_48(image, corner + 2 * line, patches, patch + 2 * run)
+                                continue
                             for j in range(top, bottom):
                                 here, there = corner + j * line, patch + j * run
                                 if right - left == run:
