@@ -64,17 +64,7 @@ def setting(case: Case) -> Setting:
     return Nothing(), make_task(8, case["rounds"], 1, 2), infos, shards
 
 
-def nobody(
-    rnd: Round,
-    clients: Sequence[ClientInfo],
-    sent: Mapping[int, int],
-    ups: Mapping[int, Upload],
-    state: Payload,
-) -> None:
-    """Watches no round."""
-
-
-def work(engine: Engine, made_from: Setting, watch: AfterRound = nobody) -> Work:
+def work(engine: Engine, made_from: Setting, watch: AfterRound | None = None) -> Work:
     method, task = made_from[:2]
     taken = 0
 
@@ -87,7 +77,8 @@ def work(engine: Engine, made_from: Setting, watch: AfterRound = nobody) -> Work
     ) -> None:
         nonlocal taken
         taken += len(ups)
-        watch(rnd, clients, sent, ups, state)
+        if watch:
+            watch(rnd, clients, sent, ups, state)
 
     def step() -> None:
         nonlocal taken

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
-from asfedbridge.models import kernels
+from asfedbridge.models import openmp
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
 
     def use(count: int) -> None:
-        monkeypatch.setattr(kernels, "ALONE", 1)
+        monkeypatch.setattr(openmp, "ALONE", 1)
         torch.set_num_threads(count)
 
     yield use

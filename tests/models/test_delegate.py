@@ -8,7 +8,6 @@ from asfedbridge.models import delegate
 from asfedbridge.models.neuron import lif, lif_reference
 from asfedbridge.models.paths import VARIABLE
 
-pytest.importorskip("spikingjelly")
 SHARPNESS = {"triangle": 1.5, "rectangle": 0.4, "sigmoid": 4.0, "atan": 2.0}
 
 

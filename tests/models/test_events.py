@@ -113,13 +113,13 @@ def test_input_channels_in_blocks(block: int, take: Callable[..., list[bool]], m
     take("events", "events")
     monkeypatch.setattr(events, "CACHE", block * 9 * 32 * 4)
     seen = []
-    original = events.kernels.spread
+    original = events.openmp.spread
 
     def look(kernel: Any, length: int, tile: int, rows: int, call: Any) -> None:
         seen.append(call(0)[7])
         original(kernel, length, tile, rows, call)
 
-    monkeypatch.setattr(events.kernels, "spread", look)
+    monkeypatch.setattr(events.openmp, "spread", look)
     check(make(144, 32), fire(0.2, 2, 144, 4, 5), noise(2, 32, 4, 5))
     assert seen == [block, block]
 

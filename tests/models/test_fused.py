@@ -345,9 +345,9 @@ REPEAT = """
 import hashlib, sys, torch
 from torch import nn
 from asfedbridge.core.protocol import Neuron
-from asfedbridge.models import events, fused, kernels
+from asfedbridge.models import events, fused, openmp
 
-kernels.ALONE = 1
+openmp.ALONE = 1
 torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
 
 def digest():
@@ -368,7 +368,7 @@ def digest():
 def test_the_same_bits_again(count: int, threads: Threads) -> None:
     """Also in another process: runs are compared by their checksums."""
     space: dict[str, Any] = {}
-    exec(REPEAT.split("kernels.ALONE")[0] + "def digest" + REPEAT.split("def digest")[1], space)
+    exec(REPEAT.split("openmp.ALONE")[0] + "def digest" + REPEAT.split("def digest")[1], space)
     threads(count)
     here = [space["digest"]() for _ in range(3)]
     assert len(set(here)) == 1

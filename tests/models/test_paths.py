@@ -22,7 +22,6 @@ Images = Callable[..., Tensor]
 Threads = Callable[[int], None]
 SHARPNESS = {"triangle": 1.5, "rectangle": 0.4, "sigmoid": 4.0, "atan": 2.0}
 SHAPE = (3, 5, 7, 11)  # 1155 numbers a step: one tile and a piece of one
-NEEDS = pytest.mark.skipif(not paths.installed("spikingjelly"), reason="spikingjelly is not installed")
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def check_lif(x: Tensor, constants: Neuron, up: Tensor) -> None:
 # SpikingJelly's time constant rounds other decays: see test_delegate.py.
 @pytest.mark.parametrize(
     ("path", "decay"),
-    [*itertools.product(["numba", "torch"], [0.5, 0.9, 0.25]), pytest.param("spikingjelly", 0.5, marks=NEEDS)],
+    [*itertools.product(["numba", "torch"], [0.5, 0.9, 0.25]), ("spikingjelly", 0.5)],
 )
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("detach", [False, True])
@@ -139,7 +138,7 @@ def test_flat_and_odd_shapes(path: str, force: Callable[[str], None]) -> None:
     assert torch.equal(lif(one, Neuron()), lif_reference(one, Neuron()))
 
 
-@pytest.mark.parametrize("path", ["numba", "torch", pytest.param("spikingjelly", marks=NEEDS)])
+@pytest.mark.parametrize("path", ["numba", "torch", "spikingjelly"])
 def test_at_the_threshold_to_the_last_bit(path: str, force: Callable[[str], None]) -> None:
     """Quarters and a decay of a half are exact; with triangle and rectangle, edges of the slope are met exactly too."""
     force(path)
@@ -198,7 +197,7 @@ def test_the_best_path_is_taken_where_nothing_is_forced(force: Callable[[str | N
     assert paths.available_paths("mps") == ["torch"]
 
 
-@pytest.mark.parametrize("path", ["numba", "torch", pytest.param("spikingjelly", marks=NEEDS)])
+@pytest.mark.parametrize("path", ["numba", "torch", "spikingjelly"])
 def test_the_environment_forces_a_path(path: str, force: Callable[[str], None], taken: list[str]) -> None:
     force(path)
     act, norm, conv = Spiking(2, Neuron()), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1, bias=False)

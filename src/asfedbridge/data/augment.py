@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asfedbridge.models.kernels import jit, spread
+from asfedbridge.models.kernels import jit
+from asfedbridge.models.openmp import spread
 
 
 @jit

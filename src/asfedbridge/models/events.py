@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asfedbridge.models import kernels
+from asfedbridge.models import openmp
 from asfedbridge.models.kernels import Array, jit
 
 LANES = 16  # channel counts must be multiples: one mask of 16 spikes, one chunk of 16 sums
@@ -159,7 +159,7 @@ def _scatter(spikes: Tensor, patches: list[Array], image: Array, outputs: int, g
     x = _flat(spikes)
     block = max(LANES, min(inputs, CACHE // (9 * outputs * 4) // LANES * LANES))
     sizes = height, width, inputs, outputs, block, gradient
-    kernels.spread(scatter, count, 1, image.size // count, lambda k: (x, patches[k], image, *sizes))
+    openmp.spread(scatter, count, 1, image.size // count, lambda k: (x, patches[k], image, *sizes))
 
 
 class _EventConvolution(torch.autograd.Function):

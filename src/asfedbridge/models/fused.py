@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asfedbridge.core.protocol import Neuron
-from asfedbridge.models import kernels
+from asfedbridge.models import kernels, openmp
 from asfedbridge.models.kernels import Array
 
 
@@ -60,7 +60,7 @@ class _Fused(torch.autograd.Function):
         s_rows = rows(out, steps, layout)
         constants = np.float32(neuron.decay), np.float32(neuron.threshold)
         length = x_rows.shape[1]
-        kernels.spread(
+        openmp.spread(
             kernels.forward, length, tile, steps, lambda k: (x_rows, scale, shift, r_rows, s_rows, tile, *constants)
         )
         ctx.save_for_backward(x, residual, weight)
@@ -88,7 +88,7 @@ class _Fused(torch.autograd.Function):
             np.float32(neuron.sharpness),
             np.float32(0 if neuron.detach_reset else 1),
         )
-        kernels.spread(
+        openmp.spread(
             kernels.backward,
             length,
             tile,
@@ -107,7 +107,7 @@ class _Fused(torch.autograd.Function):
         out = current if residual is None else fresh(x, len(x), layout)
         out_rows = None if residual is None else rows(out, own, layout)
         a_tile, b_tile, c_tile = (kernels.repeat(v, tile) for v in (slope, b, c))
-        kernels.spread(kernels.combine, length, tile, own, lambda k: (d_rows, x_rows, a_tile, b_tile, c_tile, out_rows))
+        openmp.spread(kernels.combine, length, tile, own, lambda k: (d_rows, x_rows, a_tile, b_tile, c_tile, out_rows))
         d_bias, d_weight = (torch.from_numpy(v.astype(np.float32)) for v in total)
         return out, current if residual is not None else None, d_weight, d_bias, None, None, None, None
 
@@ -122,7 +122,7 @@ def _statistics(norm: nn.BatchNorm2d, x_rows: Array, channels: int, tile: int) -
     # Any value near the mean will do to keep the squares from cancelling.
     centre = kernels.repeat(x_rows[0, :channels], tile)
     sums = np.zeros((torch.get_num_threads(), 2, channels))
-    kernels.spread(kernels.moments, x_rows.shape[1], tile, len(x_rows), lambda k: (x_rows, centre, sums[k]))
+    openmp.spread(kernels.moments, x_rows.shape[1], tile, len(x_rows), lambda k: (x_rows, centre, sums[k]))
     count = x_rows.size // channels
     first, second = sums.sum(axis=0) / count
     mean, variance = first + centre[:channels], np.maximum(second - first**2, 0)

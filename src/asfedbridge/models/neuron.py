@@ -141,22 +141,23 @@ class Spiking(nn.Module):
         return lif(x.unflatten(0, (self.steps, -1)), self.neuron).flatten(0, 1)
 
     def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The activation of norm(x) [+ residual]: one node where a kernel can do it all."""
+        """The activation of norm(x) [+ residual]."""
+        out = self._at_once(norm, x, residual, shared=False)
+        return out if out is not None else self(norm(x) if residual is None else norm(x) + residual)
+
+    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
+        """The first activation of a network: norm(x), the same current at every step."""
+        out = self._at_once(norm, x_B, None, shared=True)
+        return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
+
+    def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
+        """Norm and neuron as one node, where there is a kernel for it."""
         if path_of(x) == "numba":
             from asfedbridge.models import fused
 
             if fused.fits(norm, x):
-                return fused.norm_lif(norm, x, residual, self.steps, self.neuron)
-        return self(norm(x) if residual is None else norm(x) + residual)
-
-    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
-        """The first activation of a network: norm(x), the same current at every step."""
-        if path_of(x_B) == "numba":
-            from asfedbridge.models import fused
-
-            if fused.fits(norm, x_B):
-                return fused.norm_lif(norm, x_B, None, self.steps, self.neuron, shared=True)
-        return self(torch.cat([norm(x_B)] * self.steps))
+                return fused.norm_lif(norm, x, residual, self.steps, self.neuron, shared)
+        return None
 
     def convolve(self, conv: nn.Conv2d, spikes: Tensor) -> Tensor:
         """A convolution of this activation's output: zeros and ones."""
