@@ -113,6 +113,15 @@ def test_the_guard_lets_pass_what_was_declared() -> None:
     payload.check({}, {}, "upload")
 
 
+def test_the_guard_lets_pass_a_part_where_a_method_says_so() -> None:
+    payload.check({"b": torch.zeros(4)}, DECLARED, "upload", partial=True)
+    payload.check({}, DECLARED, "upload", partial=True)
+    with pytest.raises(GuardError, match="'secret' is private"):
+        payload.check({"secret": torch.zeros(1)}, DECLARED, "upload", partial=True)
+    with pytest.raises(GuardError, match="'a' has shape"):
+        payload.check({"a": torch.zeros(6)}, DECLARED, "upload", partial=True)
+
+
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [

@@ -1,7 +1,8 @@
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def fit(client: Client, rnd: Round = ROUND, epochs: int = 2, stage: str = "local
         z = client.backbone(x)
         return {"ce": F.cross_entropy(z, y), "size": 0.1 * z.square().mean()}
 
-    return training.fit(client, rnd, stage, "backbone", terms, lr=LR, weight_decay=DECAY, epochs=epochs)
+    return training.fit(client, rnd, stage, {"backbone": training.Step(LR, DECAY)}, terms, epochs)
 
 
 def sgd_by_hand(model: nn.Module, rounds: list[Round], epochs: int) -> dict[str, float]:
@@ -125,7 +126,7 @@ def test_divergence_names_client_round_stage_and_term(bad: float) -> None:
         return {"ce": client.backbone(x).sum(), "kd": client.backbone(x).sum() * bad}
 
     with pytest.raises(Diverged, match=r"client 7 .*round 2, inject: loss 'kd' is -?(nan|inf)"):
-        training.fit(client, ROUND, "inject", "backbone", terms, lr=LR, weight_decay=0.0, epochs=1)
+        training.fit(client, ROUND, "inject", {"backbone": training.Step(LR, 0.0)}, terms, 1)
     assert all(torch.equal(tensor, before[key]) for key, tensor in client.state_dict().items())
 
 
@@ -146,7 +147,38 @@ def test_the_task_says_how_an_snn_is_supervised(kind: Kind, loss: str, expected:
 def test_the_backbone_gets_its_kinds_settings(
     kind: Kind, rate: float, decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, float] = {}
-    monkeypatch.setattr(training, "fit", lambda *_, **settings: given.update(settings))
-    training.fit_backbone(make_client(kind, epochs=3), Round(5, 10), "local", lambda out, x, y: {})
-    assert given == {"lr": pytest.approx(rate / 2), "weight_decay": decay, "epochs": 3}  # half-way of the cosine
+    given: list[Any] = []
+    monkeypatch.setattr(training, "fit", lambda *settings: given.extend(settings))
+    beside = {"other": training.Step(1.0, 2.0)}
+    training.fit_backbone(make_client(kind, epochs=3), Round(5, 10), "local", lambda out, x, y: {}, beside)
+    _, _, _, steps, _, epochs = given
+    assert epochs == 3
+    assert steps == {"backbone": (pytest.approx(rate / 2), decay), "other": (1.0, 2.0)}  # half-way of the cosine
+
+
+def test_two_modules_learn_in_one_step_each_at_its_own_rate() -> None:
+    """Where neither sees the other, both together are the same as each alone."""
+
+    def terms(client: Client) -> Callable[[Tensor, Tensor], training.Terms]:
+        def both(x: Tensor, y: Tensor) -> training.Terms:
+            return {name: F.cross_entropy(client.modules[name](x), y) for name in ("backbone", "other")}
+
+        return both
+
+    def make() -> Client:
+        client = make_client()
+        client.add("other", copy.deepcopy(client.backbone))
+        return client
+
+    steps = {"backbone": training.Step(LR, DECAY), "other": training.Step(LR / 3, 0.0)}
+    together = make()
+    for index in range(2):
+        metrics = training.fit(together, Round(index, 10), "local", steps, terms(together), 2)
+    assert set(metrics) == {"local.backbone", "local.other"}
+    for name, step in steps.items():
+        alone = make()
+        for index in range(2):
+            training.fit(alone, Round(index, 10), "local", {name: step}, terms(alone), 2)
+        for key, tensor in alone.state_dict().items():
+            if f"/{name}/" in key:
+                assert torch.equal(tensor, together.state_dict()[key]), key

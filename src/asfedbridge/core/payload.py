@@ -64,8 +64,11 @@ def size_in_bytes(payload: Payload) -> int:
     return sum(t.numel() * t.element_size() for t in payload.values())
 
 
-def check(payload: Payload, declared: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Let a payload pass only if it is exactly what was declared; ``what`` says whose it is, for the message."""
+def check(payload: Payload, declared: Mapping[str, tuple[int, ...]], what: str, partial: bool = False) -> None:
+    """Let a payload pass only if it is exactly what was declared, or, if ``partial``, some of it.
+
+    ``what`` says whose it is, for the message.
+    """
     for name, tensor in payload.items():
         if name not in declared:
             raise GuardError(f"{what}: tensor '{name}' is private, it was not declared and must not leave")
@@ -78,5 +81,5 @@ def check(payload: Payload, declared: Mapping[str, tuple[int, ...]], what: str) 
         if not torch.isfinite(tensor).all():
             raise Diverged(f"{what}: '{name}' holds NaN or infinity")
     missing = declared.keys() - payload.keys()
-    if missing:
+    if missing and not partial:
         raise GuardError(f"{what}: declared tensor '{min(missing)}' is missing")

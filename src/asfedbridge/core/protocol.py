@@ -127,6 +127,7 @@ class Shard(Protocol):
     @property
     def train_size(self) -> int: ...
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
@@ -208,6 +209,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     reports: ClassVar[Point] = "trained"  # the evaluation point that tables show
+    partial: ClassVar[bool] = False  # a payload may be any part of what is declared: owned classes, chosen layers
+    pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         """Raise BadInput in one line when this fleet has no valid mapping; called before anything is built."""

@@ -1,6 +1,7 @@
 """The local epoch loop, once for every method and every model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,24 +13,28 @@ from asfedbridge.core.protocol import Client, Output, Round
 Terms = dict[str, Tensor]  # weighted terms of a loss by name; their sum is minimised
 
 
+class Step(NamedTuple):
+    """How a module learns."""
+
+    lr: float
+    weight_decay: float
+
+
 def fit(
     client: Client,
     rnd: Round,
     stage: str,
-    module: str,
+    steps: Mapping[str, Step],
     terms: Callable[[Tensor, Tensor], Terms],
-    *,
-    lr: float,
-    weight_decay: float,
     epochs: int,
 ) -> dict[str, float]:
-    """Train one module of a client for some epochs; return each term's mean over the last epoch.
+    """Train the named modules of a client together for some epochs; return each term's mean over the last epoch.
 
     Momentum goes on from ``client.momentum[module]``; a method that wants a fresh start deletes that entry.
     """
-    model = client.modules[module]
-    model.train()
-    optimiser = _restore(client, module, lr, weight_decay)
+    for module in steps:
+        client.modules[module].train()
+    optimiser = _restore(client, steps)
     generator = client.generator(rnd, stage)
     means: dict[str, float] = {}
     for epoch in range(epochs):
@@ -51,7 +56,7 @@ def fit(
         means = {name: total / client.shard.train_size for name, total in sums.items()}
         if client.watch:
             client.watch(stage, epoch, epochs, means)
-    _keep(client, module, optimiser)
+    _keep(client, steps, optimiser)
     return {f"{stage}.{name}": value for name, value in means.items()}
 
 
@@ -63,38 +68,43 @@ def supervise(client: Client, output: Output, y: Tensor) -> Tensor:
 
 
 def fit_backbone(
-    client: Client, rnd: Round, stage: str, terms: Callable[[Output, Tensor, Tensor], Terms]
+    client: Client,
+    rnd: Round,
+    stage: str,
+    terms: Callable[[Output, Tensor, Tensor], Terms],
+    beside: Mapping[str, Step] | None = None,
 ) -> dict[str, float]:
-    """The private backbone's share of a round: the task's epochs, its kind's learning rate and weight decay."""
+    """The private backbone's share of a round: the task's epochs, its kind's learning rate and weight decay.
+
+    Modules ``beside`` it learn in the same steps, each at its own rate.
+    """
     task, kind = client.task, client.info.kind
-    return fit(
-        client,
-        rnd,
-        stage,
-        "backbone",
-        lambda x, y: terms(client.backbone(x), x, y),
-        lr=rnd.cosine(task.optimiser.rate(kind)),
-        weight_decay=task.optimiser.decay(kind),
-        epochs=task.epochs,
-    )
+    step = Step(rnd.cosine(task.optimiser.rate(kind)), task.optimiser.decay(kind))
+    steps = {"backbone": step, **(beside or {})}
+    return fit(client, rnd, stage, steps, lambda x, y: terms(client.backbone(x), x, y), task.epochs)
 
 
-def _restore(client: Client, module: str, lr: float, weight_decay: float) -> torch.optim.SGD:
-    named = dict(client.modules[module].named_parameters())
-    # Tensors of one dimension are biases, normalisation parameters and port scales: never decayed.
-    groups = [
-        {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in named.values() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    optimiser = torch.optim.SGD(groups, lr=lr, momentum=client.task.optimiser.momentum)
-    for name, buffer in client.momentum.get(module, {}).items():
-        optimiser.state[named[name]]["momentum_buffer"] = buffer
+def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.SGD:
+    groups = []
+    for module, step in steps.items():
+        tensors = list(client.modules[module].parameters())
+        # Tensors of one dimension are biases, normalisation parameters and port scales: never decayed.
+        groups += [
+            {"params": [p for p in tensors if p.dim() > 1], "lr": step.lr, "weight_decay": step.weight_decay},
+            {"params": [p for p in tensors if p.dim() <= 1], "lr": step.lr, "weight_decay": 0.0},
+        ]
+    optimiser = torch.optim.SGD(groups, momentum=client.task.optimiser.momentum)
+    for module in steps:
+        named = dict(client.modules[module].named_parameters())
+        for name, buffer in client.momentum.get(module, {}).items():
+            optimiser.state[named[name]]["momentum_buffer"] = buffer
     return optimiser
 
 
-def _keep(client: Client, module: str, optimiser: torch.optim.SGD) -> None:
-    client.momentum[module] = {
-        name: buffer
-        for name, p in client.modules[module].named_parameters()
-        if (buffer := optimiser.state[p].get("momentum_buffer")) is not None
-    }
+def _keep(client: Client, steps: Mapping[str, Step], optimiser: torch.optim.SGD) -> None:
+    for module in steps:
+        client.momentum[module] = {
+            name: buffer
+            for name, p in client.modules[module].named_parameters()
+            if (buffer := optimiser.state[p].get("momentum_buffer")) is not None
+        }

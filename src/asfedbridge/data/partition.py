@@ -32,6 +32,12 @@ def split(
     raise BadInput(f"partition {kind!r} is not known: choose from {', '.join(KINDS)}")
 
 
+def pool(partition: Partition, clients: int) -> Partition:
+    """Everything that was split, for each of ``clients``."""
+    train, test = np.concatenate(partition.train), np.concatenate(partition.test)
+    return _seal([train] * clients, [test] * clients)
+
+
 def iid(y_train: Labels, y_test: Labels, clients: int, seed: int) -> Partition:
     """Independent permutations of the training and of the test set, each cut into shards whose sizes differ by at most
     one."""

@@ -90,14 +90,14 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
     """What one client does in one round; the closing visit ends after ``received``."""
     begin = time.perf_counter()
     whose = f"{client.info.label}, round {rnd.index}"
-    payload.check(down, method.downloads(client.task, client.info), f"download to {whose}")
+    payload.check(down, method.downloads(client.task, client.info), f"download to {whose}", method.partial)
     method.client_receive(client, payload.clone(down), rnd)
     # An aggregate may be so bad that its loss overflows; that is a result, and local training may mend it.
     metrics = {name: v for name, v in evaluate_at("received", method, client).items() if math.isfinite(v)}
     upload = Upload()
     if not rnd.closing:
         upload = method.client_round(client, rnd)
-        payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}")
+        payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}", method.partial)
         trained = evaluate_at("trained", method, client)
         # The last update of a round has no loss after it that would show it went wrong.
         if bad := [name for name, value in trained.items() if not math.isfinite(value)]:

@@ -87,7 +87,8 @@ def play_round(
     ups = {c.id: replies[c.id] for c in participants}  # id order, whatever order they came in
     if not rnd.closing:
         for c in participants:
-            payload.check(ups[c.id].payload, method.uploads(task, c), f"upload of {c.label}, round {rnd.index}")
+            whose = f"upload of {c.label}, round {rnd.index}"
+            payload.check(ups[c.id].payload, method.uploads(task, c), whose, method.partial)
         state = method.server_round(state, participants, ups, rnd)
     return state, downs.sizes, ups
 

@@ -3,7 +3,9 @@
 Entries are separated by commas: [count*]model[@width]:kind[:T=steps]. Clients are numbered in the order written.
 """
 
+import dataclasses
 import re
+from collections.abc import Sequence
 from typing import TypeVar
 
 from asfedbridge.core.errors import BadInput, nearest
@@ -46,6 +48,13 @@ def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
     if len(clients) > MOST_CLIENTS:
         raise BadInput(f"fleet: {len(clients)} clients are more than {MOST_CLIENTS}")
     return clients
+
+
+def one_of_each(clients: Sequence[ClientInfo]) -> list[ClientInfo]:
+    """The first client of every model, width, kind and T, numbered anew."""
+    first = {(c.model, c.width, c.kind, c.T): c for c in reversed(clients)}
+    found = sorted(first.values(), key=lambda c: c.id)
+    return [dataclasses.replace(c, id=number) for number, c in enumerate(found)]
 
 
 def _number(text: str, kind: type[N], least: float, most: float, where: str) -> N:

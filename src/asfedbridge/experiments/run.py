@@ -17,7 +17,7 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
 from asfedbridge.data.loader import Shard, make_shards
-from asfedbridge.data.partition import split
+from asfedbridge.data.partition import pool, split
 from asfedbridge.data.sources import load
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.host import Progress
@@ -25,7 +25,7 @@ from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, count_at_work, federate
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.fleet import parse_fleet
+from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
@@ -65,6 +65,9 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         alpha=spec.alpha,
         seed=seeds.seed(spec.seed, "partition"),
     )
+    if spec.method.pools_data:
+        fleet = one_of_each(fleet)
+        partition = pool(partition, len(fleet))
     shards = make_shards(dataset, partition, spec.augment)
     shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
     task = Task(

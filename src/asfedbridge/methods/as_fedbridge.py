@@ -19,7 +19,7 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
-from asfedbridge.core.training import Terms, fit, fit_backbone
+from asfedbridge.core.training import Step, Terms, fit, fit_backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.zoo import build_bridge, outline_bridge
 
@@ -161,16 +161,8 @@ class ASFedBridge(Method):
                 )
             return parts
 
-        return fit(
-            client,
-            rnd,
-            "inject",
-            "bridge",
-            terms,
-            lr=rnd.cosine(self.bridge_lr),
-            weight_decay=self.bridge_weight_decay,
-            epochs=self.injection_epochs,
-        )
+        step = Step(rnd.cosine(self.bridge_lr), self.bridge_weight_decay)
+        return fit(client, rnd, "inject", {"bridge": step}, terms, self.injection_epochs)
 
     # server side
 

@@ -1,0 +1,18 @@
+"""Centralized: one backbone of every kind in the fleet, trained on everybody's data. The reference without privacy.
+
+Exchanged: nothing; the data are in one place.
+Choices: the first client of every model, width, kind and T stands for its like; it is tested on all test images;
+as many rounds of as many epochs as the federated methods, so each image is seen equally often.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asfedbridge.core.protocol import register
+from asfedbridge.methods.standalone import Standalone
+
+
+@register("centralized")
+@dataclass(frozen=True)
+class Centralized(Standalone):
+    pools_data: ClassVar[bool] = True
