@@ -14,8 +14,8 @@ Threads = Callable[[int], None]
 SIZES = [(1, 1), (1, 6), (5, 1), (2, 2), (5, 7)]
 
 
-def make(inputs: int, outputs: int, seed: int = 0) -> nn.Conv2d:
-    conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+def make(inputs: int, outputs: int, seed: int = 0, stride: int = 1) -> nn.Conv2d:
+    conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
     with torch.no_grad():
         conv.weight.normal_(generator=torch.Generator().manual_seed(seed))
     return conv
@@ -37,9 +37,9 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
         calls: list[bool] = []
         original = events._scatter
 
-        def counted(spikes: Tensor, patches: Any, image: Any, outputs: int, gradient: bool) -> None:
+        def counted(*args: Any, gradient: bool) -> None:
             calls.append(gradient)
-            original(spikes, patches, image, outputs, gradient)
+            original(*args, gradient=gradient)
 
         monkeypatch.setattr(events, "_scatter", counted)
         monkeypatch.setattr(events, "DENSE_FORWARD", {"events": 2.0, "dense": -1.0}[forward])
@@ -53,7 +53,7 @@ def check(conv: nn.Conv2d, spikes: Tensor, up: Tensor) -> None:
     """Output and both gradients, to the rounding of sums in single precision."""
     x, x64 = spikes.clone().requires_grad_(), spikes.double().requires_grad_()
     weight = conv.weight.detach().double().requires_grad_()
-    expected = F.conv2d(x64, weight, padding=1)
+    expected = F.conv2d(x64, weight, stride=conv.stride, padding=1)
     expected.backward(up.double())
     conv.weight.grad = None
     out = events.convolve(conv, x)
@@ -76,6 +76,19 @@ def test_events_give_the_dense_convolution(
     """At all borders, in every shape of image, also with no spike and with nothing but spikes."""
     calls = take("events", "events")
     check(make(*channels), fire(rate, 3, channels[0], *size), noise(3, channels[1], *size))
+    assert calls == [False, True]
+
+
+@pytest.mark.parametrize("size", [*SIZES, (4, 4), (6, 5)])
+@pytest.mark.parametrize("channels", [(16, 16), (16, 48), (48, 32), (32, 144), (144, 16)])
+@pytest.mark.parametrize("rate", [0.02, 0.2, 1.1])
+def test_every_second_pixel(
+    size: tuple[int, int], channels: tuple[int, int], rate: float, take: Callable[..., list[bool]]
+) -> None:
+    """Stride 2, even and odd sizes."""
+    calls = take("events", "events")
+    out = -(-size[0] // 2), -(-size[1] // 2)
+    check(make(*channels, stride=2), fire(rate, 3, channels[0], *size), noise(3, channels[1], *out))
     assert calls == [False, True]
 
 
@@ -109,7 +122,8 @@ def test_one_spike_leaves_the_kernel_around_it(y: int, x: int, take: Callable[..
 
 @pytest.mark.parametrize("block", [16, 32, 96])
 def test_input_channels_in_blocks(block: int, take: Callable[..., list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patches are taken as many at a time as the cache holds: 144 channels in 9, 5 (the last cut) or 2 blocks."""
+    """Patches are taken as many at a time as the cache holds: 144 channels in 9, 5 (the last cut) or 2 blocks, of which
+    the one of 96 takes a word of 64 spikes and one of 32."""
     take("events", "events")
     monkeypatch.setattr(events, "CACHE", block * 9 * 32 * 4)
     seen = []
@@ -166,8 +180,9 @@ def test_the_thresholds_are_rates() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"stride": 2},
+        {"stride": 3},
         {"stride": (1, 2)},
+        {"stride": (2, 1)},
         {"padding": 0},
         {"padding": 2},
         {"padding": "same"},
@@ -192,6 +207,7 @@ def test_other_convolutions_are_left_to_torch(options: dict[str, Any]) -> None:
         "bias": False,
     }
     assert events.fits(nn.Conv2d(**plain))
+    assert events.fits(nn.Conv2d(**plain | {"stride": 2}))
     assert not events.fits(nn.Conv2d(**plain | options))
 
 
@@ -257,3 +273,61 @@ def test_no_second_derivative(take: Callable[..., list[bool]]) -> None:
     (grad,) = torch.autograd.grad((events.convolve(conv, x) ** 2).sum(), conv.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+
+
+def branches(conv: nn.Conv2d, side: nn.Conv2d | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two ways from one input, as torch does it."""
+    return conv(x), x if side is None else side(x)
+
+
+@pytest.mark.parametrize("way", ["events", "dense"])
+@pytest.mark.parametrize(("shortcut", "stride"), [("identity", 1), ("1x1", 1), ("1x1", 2)])
+def test_a_fork_is_two_ways_from_one_input(
+    way: str, shortcut: str, stride: int, take: Callable[..., list[bool]]
+) -> None:
+    """Both outputs, and the gradients of input and weights when both ways bring one."""
+    take(way, way)
+    conv = make(16, 32, stride=stride)
+    side = None if shortcut == "identity" else nn.Conv2d(16, 32, 1, stride, bias=False)
+    spikes = fire(0.2, 3, 16, 5, 7).contiguous(memory_format=torch.channels_last)
+    x = spikes.clone().requires_grad_()
+    outs = branches(conv, side, x)
+    ups = [noise(*out.shape, seed=5 + i) for i, out in enumerate(outs)]
+    wanted = [x, conv.weight, *([] if side is None else [side.weight])]
+    expected = torch.autograd.grad(outs, wanted, ups)
+    forked = events.fork(conv, side, x)
+    for value, right in zip((*forked, *torch.autograd.grad(forked, wanted, ups)), (*outs, *expected), strict=True):
+        torch.testing.assert_close(value, right, rtol=1e-5, atol=1e-4)
+    assert torch.equal(x, spikes)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("shortcut", ["identity", "1x1"])
+def test_one_way_of_a_fork_alone(which: int, shortcut: str, take: Callable[..., list[bool]]) -> None:
+    """The other way brings no gradient: none is added, and nothing that is not wanted is computed."""
+    calls = take("events", "events")
+    conv, side = make(16, 16), None if shortcut == "identity" else nn.Conv2d(16, 16, 1, bias=False)
+    spikes = fire(0.2, 2, 16, 4, 4)
+    x = spikes.clone().requires_grad_()
+    up = noise(2, 16, 4, 4)
+    (expected,) = torch.autograd.grad(branches(conv, side, x)[which], x, up)
+    (got,) = torch.autograd.grad(events.fork(conv, side, x)[which], x, up)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+    calls.clear()
+    conv.requires_grad_(False)
+    (got,) = torch.autograd.grad(sum(events.fork(conv, side, x)), x, up)
+    assert calls == [False]
+    conv.requires_grad_(True)
+    (d_weight,) = torch.autograd.grad(sum(events.fork(conv, side, spikes)), conv.weight, up)
+    (right,) = torch.autograd.grad(conv(spikes), conv.weight, up)
+    torch.testing.assert_close(d_weight, right, rtol=1e-5, atol=1e-4)
+
+
+def test_a_fork_leaves_the_gradients_of_others_alone(take: Callable[..., list[bool]]) -> None:
+    """The sum is made in memory of its own: a gradient that came from outside must not change."""
+    take("events", "events")
+    conv, x = make(16, 16), fire(0.2, 2, 16, 4, 4).requires_grad_()
+    ups = noise(2, 16, 4, 4, seed=1), noise(2, 16, 4, 4, seed=2)
+    kept = [up.clone() for up in ups]
+    torch.autograd.grad(events.fork(conv, None, x), x, ups)
+    assert all(torch.equal(up, was) for up, was in zip(ups, kept, strict=True))

@@ -49,6 +49,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     watch(fused, "lif", "numba lif")
     watch(fused, "norm_lif", "numba norm_lif")
     watch(events, "convolve", "numba convolve")
+    watch(events, "fork", "numba fork")
     watch(delegate, "lif_spikingjelly", "spikingjelly lif")
     watch(neuron._Lif, "apply", "torch lif")
     return calls
@@ -205,9 +206,10 @@ def test_the_environment_forces_a_path(path: str, force: Callable[[str], None], 
     spikes = act.after(norm, x, x)
     act.start(norm, x)
     act.convolve(conv, spikes)
+    act.fork(conv, nn.Sequential(), spikes)
     act(x)
     assert paths.path_of(x) == path
-    fast = ["numba norm_lif", "numba norm_lif", "numba convolve", "numba lif"]
+    fast = ["numba norm_lif", "numba norm_lif", "numba convolve", "numba fork", "numba lif"]
     assert taken == (fast if path == "numba" else [f"{path} lif"] * 3)
 
 
@@ -225,7 +227,10 @@ def test_what_no_kernel_does_is_left_to_torch(force: Callable[[str], None], take
     act, x = Spiking(2, Neuron()), torch.randn(4, 6, 3, 3)
     act.after(nn.GroupNorm(2, 6), x)
     act.start(nn.Identity(), x)
-    act.convolve(nn.Conv2d(6, 6, 3, padding=1, bias=False), act(x))
+    narrow = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+    act.convolve(narrow, act(x))
+    act.fork(narrow, nn.Sequential(), x)
+    act.convolve(nn.Conv2d(16, 16, 3, padding=1, bias=False), torch.zeros(0, 16, 3, 3))
     assert taken == ["numba lif"] * 3
 
 
@@ -335,9 +340,9 @@ def test_a_network_in_both_precisions(
             break
     else:
         raise AssertionError("a spike flips for every seed")
-    # the stem, two neurons in each of eight blocks; every convolution of a block but the three with a stride
+    # the stem, two neurons in each of eight blocks; two convolutions in each, the first beside the shortcut
     assert fast.count("numba norm_lif") == 17
-    assert fast.count("numba convolve") == 13
+    assert fast.count("numba convolve") == fast.count("numba fork") == 8
     assert fast.count("numba lif") == 1
     assert "torch lif" not in fast
     assert set(taken[len(fast) :]) == {"torch lif"}

@@ -161,13 +161,29 @@ class Spiking(nn.Module):
 
     def convolve(self, conv: nn.Conv2d, spikes: Tensor) -> Tensor:
         """A convolution of this activation's output: zeros and ones."""
-        if path_of(spikes) == "numba":
-            from asfedbridge.models import events
-
-            if events.fits(conv):
-                return events.convolve(conv, spikes)
-        out: Tensor = conv(spikes)
+        events = _events_for(conv, spikes)
+        out: Tensor = events.convolve(conv, spikes) if events else conv(spikes)
         return out
+
+    def fork(self, conv: nn.Conv2d, side: nn.Sequential, spikes: Tensor) -> tuple[Tensor, Tensor]:
+        """``conv`` of this activation's output and, beside it, a shortcut: empty, or a 1x1 convolution and a norm."""
+        events = _events_for(conv, spikes)
+        if not events:
+            return conv(spikes), side(spikes)
+        if not len(side):
+            return events.fork(conv, None, spikes)
+        out, beside = events.fork(conv, side[0], spikes)
+        return out, side[1](beside)
+
+
+def _events_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
+    """The event-driven convolution, where it can take the place of this one."""
+    if path_of(spikes) == "numba" and len(spikes):
+        from asfedbridge.models import events
+
+        if events.fits(conv):
+            return events
+    return None
 
 
 class Continuous(nn.Module):
@@ -181,6 +197,9 @@ class Continuous(nn.Module):
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         out: Tensor = conv(x)
         return out
+
+    def fork(self, conv: nn.Conv2d, side: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+        return conv(x), side(x)
 
     def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out: Tensor = (norm(x) if residual is None else norm(x) + residual).relu()

@@ -74,8 +74,9 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         act = self.act
-        hidden = act.after(self.norm1, act.convolve(self.conv1, x))
-        return act.after(self.norm2, act.convolve(self.conv2, hidden), self.shortcut(x))
+        straight, side = act.fork(self.conv1, self.shortcut, x)
+        hidden = act.after(self.norm1, straight)
+        return act.after(self.norm2, act.convolve(self.conv2, hidden), side)
 
 
 @torch.no_grad()
