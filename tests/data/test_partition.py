@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.partition import Partition, dirichlet, iid, split
+from asfedbridge.data.partition import Partition, dirichlet, hold_out, iid, pool, split
 
 Y_TRAIN = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
 Y_TEST = np.random.default_rng(2).permutation(np.repeat(np.arange(10), 30))
@@ -142,3 +142,26 @@ def test_too_many_clients_are_refused() -> None:
 def test_a_class_without_training_examples_is_named() -> None:
     with pytest.raises(BadInput, match="class 9 has test examples but no training"):
         dirichlet(np.where(Y_TRAIN == 9, 8, Y_TRAIN), Y_TEST, 2, 1.0, 0)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.9])
+def test_a_holdout_comes_from_the_shards_own_training_examples(share: float) -> None:
+    y_train, y_test = np.repeat(np.arange(5), 40), np.repeat(np.arange(5), 10)
+    whole = dirichlet(y_train, y_test, 6, alpha=0.5, seed=3)
+    cut = hold_out(whole, share, seed=7)
+    for own, train, test in zip(whole.train, cut.train, cut.test, strict=True):
+        assert sorted([*train, *test]) == sorted(own)
+        assert len(test) == max(1, round(share * len(own)))
+    assert cut.digest != whole.digest
+    assert cut.digest == hold_out(whole, share, seed=7).digest != hold_out(whole, share, seed=8).digest
+
+
+def test_a_holdout_leaves_something_to_train_on() -> None:
+    tiny = iid(np.zeros(4), np.zeros(2), 2, seed=0)
+    assert [len(own) for own in hold_out(tiny, 0.9, seed=0).train] == [1, 1]
+
+
+def test_pooling_gives_everything_to_each() -> None:
+    whole = iid(np.zeros(9), np.zeros(6), 3, seed=0)
+    pooled = pool(whole, 2)
+    assert [own.tolist() for own in (*pooled.train, *pooled.test)] == [list(range(9))] * 2 + [list(range(6))] * 2

@@ -137,7 +137,7 @@ def test_a_field_of_another_method_is_unknown() -> None:
 @pytest.mark.parametrize(("name", "least", "most"), RANGES)
 def test_every_range_is_checked_at_both_ends(name: str, least: float, most: float) -> None:
     whole = get_type_hints(Spec)[name] is int
-    step = 1 if whole else least / 2
+    step = 1 if whole else least / 2 or 0.001
     for good in (least, most):
         value = int(good) if whole else float(good)
         assert value_of(apply_overrides(quickstart(), {name: value}), name) == value

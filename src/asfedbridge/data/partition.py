@@ -38,6 +38,20 @@ def pool(partition: Partition, clients: int) -> Partition:
     return _seal([train] * clients, [test] * clients)
 
 
+def hold_out(partition: Partition, share: float, seed: int) -> Partition:
+    """Shards that are tested on a random ``share`` of their own training examples, which they no longer train on.
+
+    ``test`` then counts training examples, not test examples; a client keeps at least one of either.
+    """
+    rng = _generator(seed)
+    train, test = [], []
+    for own in partition.train:
+        held, kept = np.split(rng.permutation(own), [min(len(own) - 1, max(1, round(share * len(own))))])
+        train.append(kept)
+        test.append(held)
+    return _seal(train, test)
+
+
 def iid(y_train: Labels, y_test: Labels, clients: int, seed: int) -> Partition:
     """Independent permutations of the training and of the test set, each cut into shards whose sizes differ by at most
     one."""

@@ -17,7 +17,7 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
 from asfedbridge.data.loader import Shard, make_shards
-from asfedbridge.data.partition import pool, split
+from asfedbridge.data.partition import hold_out, pool, split
 from asfedbridge.data.sources import load
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.host import Progress
@@ -65,6 +65,9 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         alpha=spec.alpha,
         seed=seeds.seed(spec.seed, "partition"),
     )
+    if spec.holdout:
+        partition = hold_out(partition, spec.holdout, seeds.seed(spec.seed, "holdout"))
+        dataset = dataclasses.replace(dataset, x_test=dataset.x_train, y_test=dataset.y_train)
     if spec.method.pools_data:
         fleet = one_of_each(fleet)
         partition = pool(partition, len(fleet))
@@ -186,6 +189,7 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
             **engine.describe(),
             "partition": spec.partition,
             "alpha": spec.alpha,
+            **({"holdout": spec.holdout} if spec.holdout else {}),
             "bn_buffers": getattr(method, "bn_buffers", "local"),
             "specification": identity["specification"],
             "data_fingerprint": identity["data"],

@@ -26,6 +26,7 @@ class Spec:
     augment: Literal["auto", "none", "crop", "crop+flip"] = "auto"
     partition: Literal["dirichlet", "iid"] = "dirichlet"
     alpha: float = 0.1  # of the Dirichlet partition: small is skewed
+    holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone
     fleet: str = "5*resnet18:ann,5*resnet18:snn"
     T: int = 4  # time steps of SNN clients
     rounds: int = 100
@@ -73,6 +74,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("train_per_class", 0, 10**9),
     ("test_per_class", 0, 10**9),
     ("alpha", 1e-3, 1e6),
+    ("holdout", 0, 0.9),
     ("T", 1, MOST_STEPS),
     ("rounds", 1, 10**6),
     ("epochs", 1, 10**4),

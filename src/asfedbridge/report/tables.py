@@ -33,6 +33,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     rows = [[*head, "best all", "Bridge", "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = "iid" if s["partition"] == "iid" else f"Dir({s['alpha']:g})"
+        split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
         rows.append(
             [
                 s["method"],
