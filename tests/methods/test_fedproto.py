@@ -274,13 +274,14 @@ def test_the_backbone_and_its_momentum_stay_when_prototypes_arrive(lab: Any, to_
 
 def test_what_a_client_knows_is_part_of_its_state(lab: Any) -> None:
     """Over bytes too; a later download changes the classes it brings."""
-    method, client, other = FedProto(), lab.client(FedProto()), lab.client(FedProto())
-    method.client_receive(client, {"class/1": proto(1.0), "class/3": proto(3.0)}, FIRST)
-    method.client_receive(client, {"class/3": proto(4.0)}, SECOND)
+    method = FedProto()
+    client, other = (lab.client(method, task=replace(lab.task, classes=12)) for _ in range(2))
+    method.client_receive(client, {"class/1": proto(1.0), "class/10": proto(3.0)}, FIRST)
+    method.client_receive(client, {"class/10": proto(4.0)}, SECOND)
     other.load_state_dict(safetensors.torch.load(safetensors.torch.save(client.state_dict())))
     known = prototypes_of(other)
-    assert known.known_C.tolist() == [False, True, False, True]
-    assert known.centre_CD[:, 0].tolist() == [0.0, 1.0, 0.0, 4.0]
+    assert known.known_C.nonzero().flatten().tolist() == [1, 10]
+    assert known.centre_CD[:, 0].tolist() == [0.0, 1.0, *[0.0] * 8, 4.0, 0.0]
 
 
 # the nearest prototype beside the head

@@ -72,8 +72,8 @@ def test_a_prototype_that_is_met_exactly_has_a_gradient() -> None:
     torch.testing.assert_close(generated.grad[1], -share * torch.tensor([0.6, 0.8]))
 
 
-# centres (0,0), (3,4), (3,16), the first as the mean of two uploads; class 3 has none
-PROTOTYPES = torch.tensor([[-1.0, 0.0], [3.0, 4.0], [1.0, 0.0], [3.0, 16.0]])
+# centres (1,1), (4,5), (4,17), the first as the mean of two uploads; class 3 has none
+PROTOTYPES = torch.tensor([[0.0, 1.0], [4.0, 5.0], [2.0, 1.0], [4.0, 17.0]])
 LABELS = torch.tensor([0, 1, 0, 2])
 
 
@@ -142,7 +142,7 @@ def test_the_hidden_layer_is_rectified(lab: Any) -> None:
 def test_the_generator_goes_on_where_it_was_without_momentum(lab: Any) -> None:
     """Two rounds of one epoch are one round of two."""
     one, two = (FedTGP(server_epochs=epochs, server_lr=0.1) for epochs in (1, 2))
-    clients, ups = [lab.info()], {0: up(c0=2.0, c1=3.0)}
+    clients, ups = [lab.info()], {0: up(c0=2.0, c1=7.0)}
     twice = one.server_round(one.server_round(identity_state(), clients, ups, FIRST), clients, ups, SECOND)
     at_once = two.server_round(identity_state(), clients, ups, FIRST)
     for name, tensor in at_once.items():
@@ -201,17 +201,17 @@ def test_only_participants_count_and_without_uploads_nothing_changes(lab: Any) -
 
 def test_one_round_of_the_documented_length_is_enough_to_learn_the_classes(lab: Any) -> None:
     """From a random start at full width; every upload then is nearest to its own class."""
-    method, task = FedTGP(), Task(10, 3, 32)
+    method, task = FedTGP(), Task(12, 3, 32)
     draws = torch.Generator().manual_seed(0)
-    centre_CD = torch.rand(10, 256, generator=draws)
-    near_CD = [centre_CD + 0.05 * torch.rand(10, 256, generator=draws) for _ in range(3)]
+    centre_CD = torch.rand(12, 256, generator=draws)
+    near_CD = [centre_CD + 0.05 * torch.rand(12, 256, generator=draws) for _ in range(3)]
     ups = {i: Upload({f"class/{c}": row.clone() for c, row in enumerate(near_CD[i])}) for i in range(3)}
     infos = [lab.info(id=i) for i in ups]
     new = method.server_round(method.server_init(task, infos), infos, ups, FIRST)
-    learned_CD = torch.stack([new[f"class/{c}"] for c in range(10)])
+    learned_CD = torch.stack([new[f"class/{c}"] for c in range(12)])
     for rows in near_CD:
         between = (rows[:, None] - learned_CD).square().sum(dim=2).sqrt()
-        assert between.argmin(dim=1).tolist() == list(range(10))
+        assert between.argmin(dim=1).tolist() == list(range(12))
         assert between.diagonal().max() < 1
 
 
