@@ -9,6 +9,7 @@ from asfedbridge.core.protocol import ClientInfo, Round, Upload
 from asfedbridge.experiments.records import accuracy_at, group_means, make_records, ordered, summarise
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.fedavg import FedAvg
+from asfedbridge.methods.fedproto import FedProto
 from asfedbridge.methods.standalone import Standalone
 
 FLEET = [
@@ -84,7 +85,7 @@ def test_the_summary_by_hand() -> None:
     assert summary["uplink_bytes"] == 3 * (100 + 200 + 300)
     assert summary["downlink_bytes"] == 4 * 3 * 10
     assert summary["payload_mb"] == 300 / 2**20
-    assert "bridge" not in summary
+    assert not {"bridge", "nearest"} & summary.keys()
     assert summary["clients"][2] == {
         "id": 2, "kind": "snn", "model": "resnet18", "width": 0.25, "T": 8, "accuracy": 32.0, "train": 7, "test": 3,
     }  # fmt: skip
@@ -120,3 +121,14 @@ def test_the_bridge_has_its_own_line() -> None:
     records = rounds("trained__accuracy", (1.0, 2.0, 3.0))
     records += [record(1, c, received__bridge_accuracy=value) for c, value in enumerate((10.0, 20.0, 60.0))]
     assert summarise(ASFedBridge(), FLEET, records, {})["bridge"] == {"ann": 15.0, "snn": 60.0, "all": 30.0}
+
+
+def test_the_nearest_prototype_has_its_own_line_at_the_methods_point() -> None:
+    """The newest of every client that had a prototype to compare with."""
+    records = rounds("trained__accuracy", (1.0, 2.0, 3.0))
+    records += rounds("trained__nearest_accuracy", (90.0, None, 60.0), (10.0, 20.0, None))
+    records += [record(2, c, received__nearest_accuracy=99.0) for c in range(3)]
+    summary = summarise(FedProto(), FLEET, records, {})
+    assert summary["nearest"] == {"ann": 15.0, "snn": 60.0, "all": 30.0}
+    assert "bridge" not in summary
+    assert summary["accuracy"]["all"] == 2.0

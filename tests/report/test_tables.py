@@ -48,6 +48,16 @@ def test_runs_with_other_groups_share_a_table() -> None:
     assert (row["split"], row["best all"], row["Bridge"]) == ("iid", "-", "-")
 
 
+def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
+    assert "nearest" not in run_rows([summary(), summary()])[0]
+    other = summary(method="fedproto", nearest={"ann": 10.0, "all": 23.456})
+    del other["bridge"]
+    rows = run_rows([summary(), other])
+    assert [columns(rows, i)["nearest"] for i in (1, 2)] == ["-", "23.46"]
+    assert [columns(rows, i)["Bridge"] for i in (1, 2)] == ["12.35", "-"]
+    assert [columns(rows, i)["point"] for i in (1, 2)] == ["trained", "trained"]
+
+
 def test_a_client_is_a_row() -> None:
     assert client_rows(summary())[1:] == [
         ["0", "ann", "r18@0.25", "9", "3", "50.00"],

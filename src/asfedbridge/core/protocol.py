@@ -234,7 +234,10 @@ class Method(ABC):
         """Train, and say what leaves."""
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Predictors (logits of a batch) that the engine evaluates beside the backbone, by name of their module."""
+        """Predictors (logits of a batch) that the engine evaluates beside the backbone.
+
+        The name of a module stands for that module alone: it is run again only when the module has changed.
+        """
         return {}
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:

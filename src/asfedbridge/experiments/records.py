@@ -59,12 +59,16 @@ def summarise(
     # Partial rounds would flatter: the best round is sought among those that evaluated every client.
     full = {i: group_means(rs)[key] for i, rs in by_round.items() if len(rs) == len(clients)}
     best = max(full, key=lambda i: (full[i]["all"], -i)) if full else None
+    beside = {
+        "bridge": accuracy_at(records, "received", "bridge_accuracy"),
+        "nearest": accuracy_at(records, point, "nearest_accuracy"),
+    }
     return {
         **extra,
         "point": point,
         "accuracy": ordered(accuracy_at(records, point)),
         "best": None if best is None else {"round": best, **ordered(full[best])},
-        **({"bridge": ordered(accuracy_at(records, "received", "bridge_accuracy"))} if _has_bridge(records) else {}),
+        **{name: ordered(means) for name, means in beside.items() if means},
         "clients": [
             {
                 "id": c.id,
@@ -87,7 +91,3 @@ def summarise(
 def ordered(means: Mapping[str, float]) -> dict[str, float]:
     """Kinds in alphabetical order, then all."""
     return {group: means[group] for group in sorted(means, key=lambda g: (g == "all", g))}
-
-
-def _has_bridge(records: Sequence[Record]) -> bool:
-    return any("received.bridge_accuracy" in r for r in records)

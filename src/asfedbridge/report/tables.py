@@ -30,7 +30,8 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     """One row per run: group accuracies at the end, at the point the method is judged at."""
     groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
-    rows = [[*head, "best all", "Bridge", "point", "BN", "payload MB", "minutes"]]
+    nearest = ["nearest"] if any("nearest" in s for s in summaries) else []  # prototype methods alone have it
+    rows = [[*head, "best all", "Bridge", *nearest, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = "iid" if s["partition"] == "iid" else f"Dir({s['alpha']:g})"
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
@@ -42,7 +43,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
                 str(s["seed"]),
                 *(_percent(s["accuracy"].get(g)) for g in groups),
                 _percent((s["best"] or {}).get("all")),
-                _percent(s.get("bridge", {}).get("all")),
+                *(_percent(s.get(key, {}).get("all")) for key in ["bridge", *nearest]),
                 s["point"],
                 s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",
