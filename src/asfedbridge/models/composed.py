@@ -1,0 +1,130 @@
+"""ResNet-18 whose 3x3 kernels are composed of a small bank and a coefficient matrix (FLANC, Mei et al., NeurIPS 2022).
+
+The input channels of a convolution are taken in groups as wide as the bank; every group is convolved with the same
+bank, and a 1x1 convolution, the coefficient, mixes the results. The bank has one shape at every width, so networks of
+all widths can share it. The stem is not scaled with the width: it has 64 channels.
+Nothing stands between bank and coefficient, so they are multiplied first and run as one convolution: the same
+function, and spikes stay on their fast path.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from asfedbridge.core import seeds
+from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.models.neuron import Continuous, Spiking
+from asfedbridge.models.parts import BasicBlock, BatchNorm, build, conv3x3
+from asfedbridge.models.resnet import STAGES, ResNet18
+
+BLOCKS = [(stage, block) for stage in range(len(STAGES)) for block in range(2)]
+CONVOLUTIONS = [f"stages.{stage}.{block}.conv{n}" for stage, block in BLOCKS for n in (1, 2)]  # in the network's order
+
+
+class BlockSizes(NamedTuple):
+    inputs: int
+    outputs: int
+    stride: int
+    bank: tuple[int, int]  # kernels, channels
+
+
+def block_sizes(width: float, bank_inputs: float, bank_outputs: float) -> list[BlockSizes]:
+    """The eight blocks. Banks are measured by a block's input and output at width 1, whatever the width."""
+    sizes = []
+    inputs = full = STAGES[0]
+    for stage, block in BLOCKS:
+        outputs = max(1, round(STAGES[stage] * width))
+        bank = max(1, round(STAGES[stage] * bank_outputs)), max(1, round(full * bank_inputs))
+        sizes.append(BlockSizes(inputs, outputs, 2 if stage > 0 and block == 0 else 1, bank))
+        inputs, full = outputs, STAGES[stage]
+    return sizes
+
+
+class ComposedConv(nn.Conv2d):
+    def __init__(self, inputs: int, outputs: int, stride: int, bank: tuple[int, int]) -> None:
+        super().__init__(inputs, outputs, 3, stride, padding=1, bias=False)
+        del self.weight  # from now on a product
+        kernels, channels = bank
+        self.bank = nn.Parameter(torch.empty(kernels, channels, 3, 3))
+        self.coefficient = nn.Parameter(torch.empty(outputs, inputs // channels * kernels))
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        kernels = self.bank.shape[0]
+        groups = self.coefficient.unflatten(1, (-1, kernels))
+        weight = torch.einsum("ogk,kchw->ohwgc", groups, self.bank).flatten(3)
+        return weight.movedim(-1, 1)  # in memory, channels are last
+
+    def reset_parameters(self) -> None:
+        """Values come from ``build_composed``."""
+
+
+class ComposedBlock(BasicBlock):
+    conv1: ComposedConv
+    conv2: ComposedConv
+
+    def __init__(self, sizes: BlockSizes, act: Spiking | Continuous) -> None:
+        super().__init__(sizes.inputs, sizes.outputs, sizes.stride, act)
+        self.conv1 = ComposedConv(sizes.inputs, sizes.outputs, sizes.stride, sizes.bank)
+        self.conv2 = ComposedConv(sizes.outputs, sizes.outputs, 1, sizes.bank)
+
+    def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the second convolution, and the output."""
+        act = self.act
+        hidden = act.after(self.norm1, act.convolve(self.conv1, x))
+        return hidden, act.after(self.norm2, act.convolve(self.conv2, hidden), self.shortcut(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.trace(x)[1]
+
+
+class ComposedResNet18(ResNet18):
+    def __init__(self, act: Spiking | Continuous, task: Task, width: float, sizes: list[BlockSizes]) -> None:
+        super().__init__(act, task.channels, task.classes, width, task.feature_dim, task.projector)
+        self.stem = conv3x3(task.channels, STAGES[0])
+        self.norm = BatchNorm(STAGES[0])
+        blocks = [ComposedBlock(s, act) for s in sizes]
+        self.stages = nn.ModuleList(nn.Sequential(*blocks[i : i + 2]) for i in range(0, len(blocks), 2))
+
+    def blocks(self) -> list[ComposedBlock]:
+        return [layer for layer in self.modules() if isinstance(layer, ComposedBlock)]
+
+    def banks(self) -> list[Tensor]:
+        return [conv.bank for block in self.blocks() for conv in (block.conv1, block.conv2)]
+
+    def input_rates(self, x_BCHW: Tensor) -> Tensor:
+        """The mean input of every composed convolution: its firing rate, where spikes go in."""
+        x = self.act.start(self.norm, self.stem(x_BCHW))
+        rates = []
+        for block in self.blocks():
+            hidden, out = block.trace(x)
+            rates += [x.mean(), hidden.mean()]
+            x = out
+        return torch.stack(rates)
+
+
+def make_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
+    act = Spiking(info.T, task.neuron) if info.kind == "snn" else Continuous()
+    return ComposedResNet18(act, task, info.width, block_sizes(info.width, bank_inputs, bank_outputs))
+
+
+def outline_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
+    with torch.device("meta"):
+        return make_composed(task, info, bank_inputs, bank_outputs)
+
+
+@torch.no_grad()
+def build_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
+    """Initialised from the run's seed alone; banks are the same at every width, a block's two jointly orthogonal."""
+    model = build(lambda: make_composed(task, info, bank_inputs, bank_outputs), seeds.generator(task.seed, "backbone"))
+    assert isinstance(model, ComposedResNet18)
+    banks, coefficients = (seeds.generator(task.seed, what) for what in ("banks", "coefficients"))
+    for block in model.blocks():
+        pair = torch.empty(2, *block.conv1.bank.shape)
+        nn.init.orthogonal_(pair.flatten(0, 1), generator=banks)
+        for conv, bank in zip((block.conv1, block.conv2), pair, strict=True):
+            conv.bank.copy_(bank)
+            conv.coefficient.normal_(0.0, math.sqrt(2.0 / conv.out_channels), generator=coefficients)
+    return model
