@@ -1,0 +1,175 @@
+"""SFedHIFI (Tao et al., AAAI 2026): composed networks of several widths, fused by their singular values.
+
+Exchanged: every trainable tensor of a composed ResNet-18 (`models.composed`), both ways; an SNN also sends its layers'
+input firing rates. ANN and SNN clients are apart: within a kind, banks are averaged over all clients, everything else
+over those of one width; in the first rounds, one layer's coefficients get common singular values over all widths.
+Deviations and choices:
+- Tucker decomposition of a matrix is written as its SVD: no signs that cancel in the mean of the cores;
+- the layer to fuse is chosen by rates on training images after local training (the authors use test images); for ANN
+  clients it is the last convolution; widths that are away are not fused, and one width alone is left as it is;
+- projection to the feature and classifier belong to a width; no neuron behind the classifier;
+- supervision is the task's (`snn_loss=tet` for the authors'); BatchNorm statistics stay local (`bn_buffers`);
+- momentum of the overwritten backbone starts anew; tables show the downloaded aggregate (point `received`).
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from asfedbridge.core import losses, payload
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.fusion import fuse
+from asfedbridge.core.payload import Payload, Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Point, Round, Task, Upload, register
+from asfedbridge.core.training import Terms, fit_backbone, supervise
+from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, block_sizes, build_composed, outline_composed
+
+
+@register("sfedhifi")
+@dataclass(frozen=True)
+class SFedHIFI(Method):
+    reports: ClassVar[Point] = "received"
+    bn_buffers: Literal["local", "averaged"] = "local"
+    weights: Literal["uniform", "size"] = "uniform"  # of clients in a mean; widths always count alike
+    snn_loss: Literal["task", "tet"] = "task"
+    lambda_orthogonal: float = 10.0
+    lambda_tet: float = 1e-3
+    fusion_share: float = 0.45  # of the rounds, the first ones
+    fusion_rank: float = 0.25  # of the smallest side of the coefficients
+    bank_inputs: float = 0.125  # of a block's input channels at width 1
+    bank_outputs: float = 0.25
+
+    def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        for name in ("fusion_rank", "bank_inputs", "bank_outputs"):
+            if not 0 < getattr(self, name) <= 1:
+                raise BadInput(f"method.{name}={getattr(self, name)} is out of range; use more than 0, up to 1")
+        if self.fusion_share > 1:
+            raise BadInput(f"method.fusion_share={self.fusion_share} is out of range; use 0 to 1")
+        shapes = {(c.model, c.width, c.kind): c for c in reversed(clients)}  # thousands share a few
+        for client in sorted(shapes.values(), key=lambda c: c.id):
+            if client.model != "resnet18" or client.kind not in ("ann", "snn"):
+                raise BadInput(
+                    f"method=sfedhifi composes resnet18 of kind ann and snn, not {client.label}; change fleet"
+                )
+            for inputs, outputs, _, (_, channels) in block_sizes(client.width, self.bank_inputs, self.bank_outputs):
+                if inputs % channels or outputs % channels:
+                    raise BadInput(
+                        f"method=sfedhifi: {client.label} has a block of {inputs} to {outputs} channels, not multiples "
+                        f"of its bank's {channels}; use widths that are multiples of {self.bank_inputs}"
+                    )
+
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        shapes = self.downloads(task, client)
+        return shapes | {"firing": (2, len(CONVOLUTIONS))} if self.fires(client) else shapes
+
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        outline = outline_composed(task, client, self.bank_inputs, self.bank_outputs)
+        return payload.shapes(outline, self.bn_buffers == "averaged")
+
+    def fires(self, client: ClientInfo) -> bool:
+        """Whether the client tells its firing rates."""
+        return client.kind == "snn" and self.fusion_share > 0
+
+    def fuses(self, rnd: Round) -> bool:
+        return rnd.index < self.fusion_share * rnd.total
+
+    # client side
+
+    def client_init(self, client: Client) -> None:
+        client.add("backbone", build_composed(client.task, client.info, self.bank_inputs, self.bank_outputs))
+
+    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
+        payload.load(client.backbone, down)
+        client.momentum.pop("backbone", None)
+
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        model = client.backbone
+        assert isinstance(model, ComposedResNet18)
+        tet = self.snn_loss == "tet" and client.info.kind == "snn"
+
+        def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
+            return {
+                "ce": losses.tet(out.logits_TBC, y, self.lambda_tet) if tet else supervise(client, out, y),
+                "orthogonal": self.lambda_orthogonal * orthogonality(model.banks()),
+            }
+
+        metrics = fit_backbone(client, rnd, "local", terms)
+        up = payload.select(model, self.bn_buffers == "averaged")
+        if self.fires(client.info):
+            up["firing"] = measure_firing(client, model) if self.fuses(rnd) else torch.zeros(2, len(CONVOLUTIONS))
+        return Upload(up, metrics)
+
+    # server side: "KIND/banks/NAME" belongs to all widths of a kind, "KIND/WIDTH/NAME" to one
+
+    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
+        state: Payload = {}
+        for client in {(c.kind, c.width): c for c in reversed(clients)}.values():
+            model = build_composed(task, client, self.bank_inputs, self.bank_outputs)
+            for name, tensor in payload.select(model, self.bn_buffers == "averaged").items():
+                state[f"{client.kind}/{'banks' if is_bank(name) else client.width}/{name}"] = tensor
+        return state
+
+    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+        own = (f"{client.kind}/banks/", f"{client.kind}/{client.width}/")
+        return {name.rpartition("/")[2]: tensor for name, tensor in state.items() if name.startswith(own)}
+
+    def server_round(
+        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
+    ) -> Payload:
+        state = dict(state)
+        for kind in sorted({c.kind for c in clients}):
+            members = [c for c in clients if c.kind == kind]
+            means = {
+                width: self.mean([c for c in members if c.width == width], ups, banks=False)
+                for width in sorted({c.width for c in members})
+            }
+            if self.fuses(rnd) and len(means) > 1:
+                firing = [mean["firing"] for mean in means.values() if "firing" in mean]
+                name = f"{CONVOLUTIONS[choose_layer(firing) if firing else -1]}.coefficient"
+                fused = fuse([mean[name] for mean in means.values()], self.fusion_rank)
+                means = {width: mean | {name: t} for (width, mean), t in zip(means.items(), fused, strict=True)}
+            state |= {f"{kind}/banks/{name}": t for name, t in self.mean(members, ups, banks=True).items()}
+            for width, mean in means.items():
+                state |= {f"{kind}/{width}/{name}": t for name, t in mean.items() if name != "firing"}
+        return state
+
+    def mean(self, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], banks: bool) -> Payload:
+        """Over the uploads of some clients: of the banks, or of everything else."""
+        parts = [{n: t for n, t in ups[c.id].payload.items() if is_bank(n) == banks} for c in clients]
+        return payload.weighted_mean(parts, [c.train_size if self.weights == "size" else 1.0 for c in clients])
+
+
+def is_bank(name: str) -> bool:
+    return name.endswith(".bank")
+
+
+def orthogonality(banks: Sequence[Tensor]) -> Tensor:
+    """Sum over banks of the mean squared entry of B B' - I, one row of B per kernel."""
+    rows = [bank.flatten(1) for bank in banks]
+    return torch.stack([(b @ b.T - torch.eye(len(b), device=b.device)).square().mean() for b in rows]).sum()
+
+
+@torch.no_grad()
+def measure_firing(client: Client, model: ComposedResNet18) -> Tensor:
+    """By convolution: its mean input over the training images, and in what share of batches that was the highest."""
+    model.eval()
+    rates, wins, batches = torch.zeros(len(CONVOLUTIONS)), torch.zeros(len(CONVOLUTIONS)), 0
+    for x, y in client.shard.train_batches_plain(client.task.batch_size):
+        batch = model.input_rates(client.place(x)).cpu()
+        rates += batch * len(y) / client.shard.train_size
+        wins[batch.argmax()] += 1
+        batches += 1
+    return torch.stack([rates, wins / batches])
+
+
+def choose_layer(firing: Sequence[Tensor]) -> int:
+    """Every width votes for its most frequent winner; without a single most voted one, the busiest width decides."""
+    votes = [int(wins.argmax()) for _, wins in firing]
+    (first, most), *others = Counter(votes).most_common()
+    if others and others[0][1] == most:
+        return max(zip(votes, firing, strict=True), key=lambda vote: vote[1][0, vote[0]].item())[0]
+    return first
