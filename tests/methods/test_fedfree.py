@@ -282,8 +282,9 @@ def test_only_the_layer_that_gains_most_is_owed(lab: Any) -> None:
     sent.payload["b.bias"] = torch.tensor([1.0])
     new = play(method, state, info, sent)
     assert lists(method.server_send(new, info[0], SECOND)) == {"b.weight": [FLAT], "b.bias": [3.0]}
-    sent = up(a=matrix(*STEEP), b=matrix(0.0, 1.0, 2.0, 3.0))
-    assert lists(method.server_send(play(method, state, info, sent), info[0], SECOND)) == {"a.weight": [FLAT]}
+    for b in (matrix(0.0, 1.0, 2.0, 3.0), matrix(*STEEP)):  # which loses; which gains less
+        sent = up(a=matrix(5.0, 5.0, 5.0, 5.0), b=b)
+        assert lists(method.server_send(play(method, state, info, sent), info[0], SECOND)) == {"a.weight": [FLAT]}
 
 
 def test_the_transferred_layer_is_what_is_compared(lab: Any) -> None:

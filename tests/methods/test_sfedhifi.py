@@ -223,7 +223,7 @@ def test_orthogonality_by_hand() -> None:
 @pytest.mark.parametrize("loss", ["task", "tet"])
 def test_the_local_loss(lab: Any, kind: Kind, loss: str) -> None:
     """The task's supervision or the authors' TET for an SNN, and ten times the banks' distance from orthogonality."""
-    method = lab.method("sfedhifi", snn_loss=loss, fusion_share=0.0)
+    method = lab.method("sfedhifi", snn_loss=loss, lambda_tet=0.3, fusion_share=0.0)
     client = lab.client(method, kind, task=lab.one_batch())
     ((x, y),) = client.batches(client.generator(FIRST, "local"))
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_the_local_loss(lab: Any, kind: Kind, loss: str) -> None:
     metrics = method.client_round(client, FIRST).metrics
     if kind == "snn" and loss == "tet":
         steps = [F.cross_entropy(z, y).item() for z in out.logits_TBC]
-        expected = (1 - 1e-3) * sum(steps) / 2 + 1e-3 * (out.logits_TBC - 1).square().mean().item()
+        expected = 0.7 * sum(steps) / 2 + 0.3 * (out.logits_TBC - 1).square().mean().item()
     else:
         expected = F.cross_entropy(out.logits_TBC.mean(dim=0), y).item()
     kernels = [16] * 4 + [32] * 4 + [64] * 4 + [128] * 4

@@ -35,7 +35,7 @@ def test_the_layers_of_resnet18(cifar100: Task, info: Callable[..., ClientInfo])
         (4, 4, [0, 1, 2, 3]),
         (4, 2, [0, 0, 1, 1]),  # 0.5, 1, 1.5, 2: halves go up
         (2, 5, [2, 4]),  # 2.5, 5
-        (5, 1, [0, 0, 0, 0, 0]),  # 0.2 rounds to none, but none is no layer
+        (5, 2, [0, 0, 0, 1, 1]),  # 0.4 rounds to none, but none is no layer
         (3, 7, [1, 4, 6]),  # 2.33, 4.67, 7
     ],
 )

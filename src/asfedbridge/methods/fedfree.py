@@ -39,7 +39,7 @@ class FedFree(Method):
     mismatch: Literal["refuse", "prefix"] = "refuse"  # prefix: layers of unequal shapes exchange their first entries
     reduction: Literal["channels", "mean"] = "channels"  # of the squared response: sum over channels, or mean
     histogram: Literal["own", "common"] = "own"  # range: each tensor's own, or one for both that are compared
-    first_upload: bool = True
+    first_upload: bool = True  # a global layer begins as the mean of its first uploads
     k: int = 2
     global_width: float = 0.0  # 0: the fleet's widest
     server_lr: float = 0.01
