@@ -73,8 +73,9 @@ class ComposedBlock(BasicBlock):
     def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the second convolution, and the output."""
         act = self.act
-        hidden = act.after(self.norm1, act.convolve(self.conv1, x))
-        return hidden, act.after(self.norm2, act.convolve(self.conv2, hidden), self.shortcut(x))
+        straight, side = act.fork(self.conv1, self.shortcut, x)
+        hidden = act.after(self.norm1, straight)
+        return hidden, act.after(self.norm2, act.convolve(self.conv2, hidden), side)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.trace(x)[1]
