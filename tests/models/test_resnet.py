@@ -182,3 +182,19 @@ def test_dark_and_bright_are_soon_told_apart(task: Task, info: Infos, images: Im
         loss.backward()
         optimiser.step()
     assert loss.item() < 0.1
+
+
+def test_a_built_backbone_is_nobody_elses(task: Task, info: Infos) -> None:
+    """Clients of one shape start equal, and what one learns does not reach the next that is built."""
+    first = build_backbone(task, info("snn"))
+    with torch.no_grad():
+        for tensor in first.parameters():
+            tensor.add_(1)
+    second, third = (build_backbone(task, replace(info("snn"), id=i, train_size=i)) for i in (3, 4))
+    for (name, one), two, changed in zip(
+        second.named_parameters(), third.parameters(), first.parameters(), strict=True
+    ):
+        assert torch.equal(one, two), name
+        assert not torch.equal(one, changed), name
+        assert one.data_ptr() != two.data_ptr()
+        assert one.stride() == changed.stride()

@@ -1,6 +1,9 @@
 """All backbones by name."""
 
+import copy
+import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -34,22 +37,52 @@ def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 
 def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
-    """The backbone's names and shapes without memory."""
-    with torch.device("meta"):
-        return make_backbone(task, info)
+    """The backbone's names and shapes without memory. To look at only: clients of one shape share it."""
+    return _outline_backbone(task, _shape_of(info))
 
 
 def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
-    return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+    return copy.deepcopy(_first_backbone(task, _shape_of(info)))
 
 
 def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
+    """Names and shapes without memory; to look at only."""
+    return _outline_bridge(task, width, norm)
+
+
+def build_bridge(task: Task, width: float, norm: str) -> Bridge:
+    return copy.deepcopy(_first_bridge(task, width, norm))
+
+
+# Each guard at the boundary asks for an outline, and among thousands of clients somebody new comes in every round: what
+# depends on the run and the shape alone is made once, and copied.
+
+
+def _shape_of(info: ClientInfo) -> ClientInfo:
+    """The client without all that does not change its networks."""
+    return dataclasses.replace(info, id=0, train_size=0, test_size=0)
+
+
+@lru_cache(maxsize=64)
+def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    with torch.device("meta"):
+        return make_backbone(task, info)
+
+
+@lru_cache(maxsize=8)
+def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+
+
+@lru_cache(maxsize=64)
+def _outline_bridge(task: Task, width: float, norm: str) -> Bridge:
     with torch.device("meta"):
         return Bridge(task, width, norm)
 
 
-def build_bridge(task: Task, width: float, norm: str) -> Bridge:
+@lru_cache(maxsize=8)
+def _first_bridge(task: Task, width: float, norm: str) -> Bridge:
     bridge = build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
     assert isinstance(bridge, Bridge)
     return bridge
