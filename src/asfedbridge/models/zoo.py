@@ -7,7 +7,7 @@ from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.neuron import Continuous, Spiking
 from asfedbridge.models.parts import build
@@ -44,6 +44,11 @@ def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
     return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
 
 
+def check_bridge(width: float) -> None:
+    if not 0.05 <= width <= 4:
+        raise BadInput(f"method.bridge_width={width} is out of range; use 0.05 to 4")
+
+
 def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
     with torch.device("meta"):
         return Bridge(task, width, norm)
@@ -51,6 +56,13 @@ def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
 
 def build_bridge(task: Task, width: float, norm: str) -> Bridge:
     bridge = build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
+    assert isinstance(bridge, Bridge)
+    return bridge
+
+
+def bridge_of(client: Client, name: str = "bridge") -> Bridge:
+    """A client's Bridge, or what another method calls its small shared network."""
+    bridge = client.modules[name]
     assert isinstance(bridge, Bridge)
     return bridge
 
