@@ -55,6 +55,17 @@ def test_it_starts_as_the_bridge_does(lab: Any, to_bytes: Bytes, name: str) -> N
         assert start.items() <= {key.removeprefix(prefix): content for key, content in bridge.items()}.items()
 
 
+def test_width_and_norm_are_the_fields(lab: Any, name: str) -> None:
+    method = lab.method(name, bridge_width=0.25, bridge_norm="group", bn_buffers="averaged")
+    client = lab.client(method)
+    body = bridge_of(client, SHARED[name]).body
+    assert body.stem.out_channels == 6  # a quarter of 24
+    assert isinstance(body.norm, nn.GroupNorm)
+    up = lab.turn(method, client).payload
+    assert up["stem.weight"].shape[0] == 6
+    assert up.keys() == {key for key, _ in body.named_parameters()}  # such a network has no statistics
+
+
 # what leaves, what is replaced
 
 
