@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, Kind, Round, Task, Upload
