@@ -3,11 +3,12 @@
 Exchanged: the meme's body, both ways; 3.93 MB at width 1.0, 4.02 MB with its head for 100 classes.
 Each round: the meme (a Bridge used as a plain network) and the private backbone learn together, step by step, each
 from the labels and from the other's predictions; then the server averages memes. An SNN speaks with its mean logits.
-Deviations, as the AS-FedBridge paper adapts it: architecture, size, start, rate and decay of the meme are the Bridge's.
-Choices: the meme's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule, the whole
-model is averaged); memes are averaged by shard size (`weights=uniform`: the original); BatchNorm statistics stay local
-(`bn_buffers=averaged`: the original); the meme's momentum stays on the client, like the Bridge's.
-The scales of the Bridge's ports are never used: without a gradient they travel as they started.
+Deviation, as the AS-FedBridge paper adapts it: the meme is the Bridge (layers, size, start, rate, decay, momentum).
+Choices:
+- the meme's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule);
+- memes are averaged by shard size (`weights=uniform`: the original);
+- BatchNorm statistics stay local (`bn_buffers=averaged`: the original);
+- the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 
 from collections.abc import Callable, Mapping, Sequence

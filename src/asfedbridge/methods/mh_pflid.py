@@ -4,13 +4,16 @@ Exchanged: the messenger's body, both ways; 3.93 MB at width 1.0, 4.02 MB with i
 Each round: injection (labels and, through the private receiver, the frozen messenger teach the backbone), then
 distillation (labels and the frozen backbone teach messenger and private transmitter), then the server averages
 messengers. AS-FedBridge calls these two stages extraction and injection. An SNN shows its mean logits and mean feature.
-Deviations, as the AS-FedBridge paper adapts it: the messenger is the Bridge (architecture, size, start, rate, decay);
-SGD in place of Adam; the task's epochs of injection and one of distillation, not a share of one budget.
-Choices: the messenger's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule);
-"weighted" means by shard size; weights of the losses from a re-implementation; KL(backbone || messenger) at
-temperature 1; tokens of the attention are pieces of one sample's feature (8 of width 32), each mapped alike, no biases;
-the receiver learns at the backbone's rate and decay, the transmitter at the messenger's; both start equal everywhere.
-The scales of the Bridge's ports are never used: without a gradient they travel as they started.
+Deviations, as the AS-FedBridge paper adapts it:
+- the messenger is the Bridge (architecture, size, start, rate, decay, momentum); SGD, not Adam;
+- the task's epochs of injection and one more of distillation, not shares of one budget.
+Choices:
+- the messenger's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule);
+- messengers are averaged by shard size; BatchNorm statistics stay local;
+- weights of the losses from a re-implementation; KL(backbone || messenger) at temperature 1;
+- tokens of the attention are pieces of one sample's feature (8 of width 32), each mapped alike, without biases;
+- the receiver learns at the backbone's rate and decay, the transmitter at the messenger's;
+- the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 
 from collections.abc import Mapping, Sequence
