@@ -76,6 +76,17 @@ def test_recipes_are_as_promised() -> None:
         quickstart("fedavgg")
 
 
+@pytest.mark.parametrize("recipe", ["quickstart", "cpu", "paper"])
+def test_shared_networks_are_matched(recipe: str) -> None:
+    """Methods that communicate a small network have the same one, at the same rate."""
+    names = ("bridge_width", "bridge_norm", "bridge_lr", "bridge_weight_decay", "bridge_momentum")
+    settings = {
+        name: [getattr(RECIPES[recipe](method).method, name) for method in ("as-fedbridge", "fml", "mh-pflid")]
+        for name in names
+    }
+    assert all(len(set(values)) == 1 for values in settings.values()), settings
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_key_reaches_its_field(tmp_path: Path, method: str) -> None:
     spec = quickstart(method)

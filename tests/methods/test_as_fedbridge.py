@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from asfedbridge.core import payload, seeds
 from asfedbridge.core.protocol import ClientInfo, Kind, Optimiser, Round, Task, Upload
-from asfedbridge.methods.as_fedbridge import ASFedBridge, bridge_of
+from asfedbridge.methods.as_fedbridge import ASFedBridge
+from asfedbridge.models.zoo import bridge_of
 
 KINDS: list[Kind] = ["ann", "snn"]
 FIRST = Round(0, 2)

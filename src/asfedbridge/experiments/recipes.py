@@ -1,7 +1,7 @@
 """Recipes: functions that return a complete specification. Derive your own by calling one and changing fields."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Optimiser
@@ -57,14 +57,10 @@ def _short_run(method: Method) -> Method:
 
     A run of some hundred steps needs a Bridge that learns faster (rate), that is heard more, but not before it knows
     something (distillation weight), and an SNN that is supervised on its mean output: TET makes its start slower.
+    Methods that share a network like the Bridge get the same network and rate.
     """
-    if not isinstance(method, ASFedBridge):
-        return method
-    return replace(
-        method,
-        snn_loss="ce",
-        alpha_kd_ann=(0.0, 2.0),
-        alpha_kd_snn=(0.0, 2.0),
-        bridge_lr=0.05,
-        bridge_width=0.35,
-    )
+    network = {"bridge_lr": 0.05, "bridge_width": 0.35}
+    method = replace(method, **{f.name: network[f.name] for f in fields(method) if f.name in network})
+    if isinstance(method, ASFedBridge):
+        method = replace(method, snn_loss="ce", alpha_kd_ann=(0.0, 2.0), alpha_kd_snn=(0.0, 2.0))
+    return method

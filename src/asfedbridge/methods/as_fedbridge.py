@@ -21,7 +21,7 @@ from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round,
 from asfedbridge.core.schedules import Ramp
 from asfedbridge.core.training import Step, Terms, fit, fit_backbone
 from asfedbridge.models.bridge import Bridge
-from asfedbridge.models.zoo import build_bridge, outline_bridge
+from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
 
 
 @register("as-fedbridge")
@@ -61,8 +61,7 @@ class ASFedBridge(Method):
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:
             raise BadInput("method.temperature=0 must be above 0")
-        if not 0.05 <= self.bridge_width <= 4:
-            raise BadInput(f"method.bridge_width={self.bridge_width} is out of range; use 0.05 to 4")
+        check_bridge(self.bridge_width)
 
     def extracts(self, client: ClientInfo) -> bool:
         """Whether the Bridge teaches this client."""
@@ -180,9 +179,3 @@ class ASFedBridge(Method):
         if not teachers:
             return state
         return payload.weighted_mean([ups[c.id].payload for c in teachers], [c.train_size for c in teachers])
-
-
-def bridge_of(client: Client) -> Bridge:
-    bridge = client.modules["bridge"]
-    assert isinstance(bridge, Bridge)
-    return bridge

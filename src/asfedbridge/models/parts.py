@@ -94,7 +94,7 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
             layer.weight.uniform_(-bound, bound, generator=generator)
             if isinstance(layer, Projector):
                 layer.bias.fill_(layer.start)
-            else:
+            elif layer.bias is not None:
                 layer.bias.uniform_(-bound, bound, generator=generator)
         elif reset := getattr(layer, "reset_parameters", None):
             reset()  # normalisation layers and ports: constants

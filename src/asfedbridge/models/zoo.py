@@ -10,7 +10,7 @@ from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.neuron import Continuous, Spiking
 from asfedbridge.models.parts import build
@@ -44,6 +44,11 @@ def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
 def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
     return copy.deepcopy(_first_backbone(task, _shape_of(info)))
+
+
+def check_bridge(width: float) -> None:
+    if not 0.05 <= width <= 4:
+        raise BadInput(f"method.bridge_width={width} is out of range; use 0.05 to 4")
 
 
 def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
@@ -84,6 +89,13 @@ def _outline_bridge(task: Task, width: float, norm: str) -> Bridge:
 @lru_cache(maxsize=8)
 def _first_bridge(task: Task, width: float, norm: str) -> Bridge:
     bridge = build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
+    assert isinstance(bridge, Bridge)
+    return bridge
+
+
+def bridge_of(client: Client, name: str = "bridge") -> Bridge:
+    """A client's Bridge, or what another method calls its small shared network."""
+    bridge = client.modules[name]
     assert isinstance(bridge, Bridge)
     return bridge
 

@@ -1,0 +1,146 @@
+"""MH-pFLID (Xie et al., ICML 2024): a messenger carries knowledge between private models that need not be alike.
+
+Exchanged: the messenger's body, both ways; 3.93 MB at width 1.0, 4.02 MB with its head for 100 classes.
+Each round: injection (labels and, through the private receiver, the frozen messenger teach the backbone), then
+distillation (labels and the frozen backbone teach messenger and private transmitter), then the server averages
+messengers. AS-FedBridge calls these two stages extraction and injection. An SNN shows its mean logits and mean feature.
+Deviations, as the AS-FedBridge paper adapts it:
+- the messenger is the Bridge (architecture, size, start, rate, decay, momentum); SGD, not Adam;
+- the task's epochs of injection and one more of distillation, not shares of one budget.
+Choices:
+- the messenger's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule);
+- messengers are averaged by shard size; BatchNorm statistics stay local;
+- weights of the losses from a re-implementation; KL(backbone || messenger) at temperature 1;
+- tokens of the attention are pieces of one sample's feature (8 of width 32), each mapped alike, without biases;
+- the receiver learns at the backbone's rate and decay, the transmitter at the messenger's;
+- the scales of the Bridge's ports are never used: without a gradient they travel as they started.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asfedbridge.core import losses, payload, seeds
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.payload import Payload, Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
+from asfedbridge.core.training import Step, Terms, fit, fit_backbone, supervise
+from asfedbridge.models.attention import Receiver, Transmitter
+from asfedbridge.models.bridge import Bridge
+from asfedbridge.models.parts import build
+from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
+
+
+@register("mh-pflid")
+@dataclass(frozen=True)
+class MHpFLID(Method):
+    personal_head: bool = True
+    weights: Literal["size", "uniform"] = "size"
+    bn_buffers: Literal["local", "averaged"] = "local"
+    bridge_norm: Literal["batch", "group"] = "batch"
+    bridge_momentum: Literal["keep", "reset"] = "keep"
+    lambda_inject_local: float = 0.9  # labels, by the backbone's own head
+    lambda_inject_messenger: float = 0.1  # labels, by the receiver and the messenger's head
+    lambda_distil_label: float = 0.9
+    lambda_distil_kd: float = 0.1
+    temperature: float = 1.0
+    distillation_epochs: int = 1
+    tokens: int = 8
+    receiver_lr_factor: float = 1.0  # of the backbone's rate
+    transmitter_lr_factor: float = 1.0  # of bridge_lr
+    bridge_lr: float = 0.004
+    bridge_weight_decay: float = 1e-4
+    bridge_width: float = 1.0
+
+    def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        if self.tokens < 2 or task.feature_dim % self.tokens:
+            raise BadInput(
+                f"method.tokens={self.tokens} does not split feature_dim={task.feature_dim} into equal tokens; "
+                f"use a divisor of {task.feature_dim} from 2 on"
+            )
+        if self.temperature <= 0:
+            raise BadInput(f"method.temperature={self.temperature} must be above 0")
+        check_bridge(self.bridge_width)
+
+    def shared(self, messenger: Bridge) -> nn.Module:
+        return messenger.body if self.personal_head else messenger
+
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
+        return payload.shapes(self.shared(outline), buffers=self.bn_buffers == "averaged")
+
+    downloads = uploads
+
+    # client side
+
+    def client_init(self, client: Client) -> None:
+        client.add("messenger", build_bridge(client.task, self.bridge_width, self.bridge_norm))
+        seed, width = client.task.seed, client.task.feature_dim
+        client.add("receiver", build(lambda: Receiver(width, self.tokens), seeds.generator(seed, "receiver")))
+        client.add("transmitter", build(lambda: Transmitter(width, self.tokens), seeds.generator(seed, "transmitter")))
+
+    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
+        payload.load(self.shared(bridge_of(client, "messenger")), down)
+        if self.bridge_momentum == "reset":
+            client.momentum.pop("messenger", None)
+
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        metrics = self.inject(client, rnd) | self.distil(client, rnd)
+        messenger = self.shared(bridge_of(client, "messenger"))
+        return Upload(payload.select(messenger, buffers=self.bn_buffers == "averaged"), metrics)
+
+    def inject(self, client: Client, rnd: Round) -> dict[str, float]:
+        """Update backbone and receiver; gradients pass through the frozen messenger's head, none stays in it."""
+        messenger = bridge_of(client, "messenger").eval()
+        weight, bias = messenger.head.weight.detach(), messenger.head.bias.detach()
+        receiver = client.modules["receiver"]
+
+        def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
+            with torch.no_grad():
+                feature = messenger.body(x)[-1]
+            logits = F.linear(receiver(out.feature, feature), weight, bias)
+            return {
+                "ce": self.lambda_inject_local * supervise(client, out, y),
+                "messenger_ce": self.lambda_inject_messenger * losses.cross_entropy(logits, y),
+            }
+
+        optimiser, kind = client.task.optimiser, client.info.kind
+        step = Step(self.receiver_lr_factor * rnd.cosine(optimiser.rate(kind)), optimiser.decay(kind))
+        return fit_backbone(client, rnd, "inject", terms, beside={"receiver": step})
+
+    def distil(self, client: Client, rnd: Round) -> dict[str, float]:
+        """Update messenger and transmitter from the labels and the frozen backbone."""
+        messenger, transmitter = bridge_of(client, "messenger"), client.modules["transmitter"]
+        backbone = client.backbone.eval()
+
+        def terms(x: Tensor, y: Tensor) -> Terms:
+            with torch.no_grad():
+                local: Output = backbone(x)
+            logits = messenger.head(transmitter(local.feature, messenger.body(x)[-1]))
+            return {
+                "ce": self.lambda_distil_label * losses.cross_entropy(logits, y),
+                "kd": self.lambda_distil_kd * losses.distillation(logits, local.logits, self.temperature),
+            }
+
+        lr, decay = rnd.cosine(self.bridge_lr), self.bridge_weight_decay
+        steps = {"messenger": Step(lr, decay), "transmitter": Step(self.transmitter_lr_factor * lr, decay)}
+        return fit(client, rnd, "distil", steps, terms, self.distillation_epochs)
+
+    # server side
+
+    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
+        messenger = build_bridge(task, self.bridge_width, self.bridge_norm)
+        return payload.select(self.shared(messenger), buffers=self.bn_buffers == "averaged")
+
+    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+        return state
+
+    def server_round(
+        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
+    ) -> Payload:
+        weights = [c.train_size if self.weights == "size" else 1 for c in clients]
+        return payload.weighted_mean([ups[c.id].payload for c in clients], weights)
