@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     lists = commands.add_parser("list", help="what there is to choose from")
     topics = ["all", "methods", "models", "data", "recipes", "kernels"]
     lists.add_argument("topic", nargs="?", choices=topics, default="all", help="default: everything")
+    lists.add_argument("--markdown", action="store_true", help="methods only: the page docs/methods.md")
     _add_data_root(lists)
 
     data = commands.add_parser("data", help="list, fetch or check data sets")
@@ -161,9 +162,11 @@ def command_show(args: argparse.Namespace) -> int:
 
 
 def command_list(args: argparse.Namespace) -> int:
-    from asfedbridge.report.listings import list_topic
+    from asfedbridge.report.listings import list_topic, methods_page
 
-    print(list_topic(args.topic, args.data_root))
+    if args.markdown and args.topic != "methods":
+        raise BadInput(f"list {args.topic} --markdown: there is such a page of the methods only; use list methods")
+    print(methods_page() if args.markdown else list_topic(args.topic, args.data_root))
     return DONE
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core import schedules, seeds
-from asfedbridge.core.payload import Payload, Shapes, clone
+from asfedbridge.core.payload import Payload, Shapes, clone, declared_bytes
 
 Kind = Literal["ann", "snn"]
 Point = Literal["received", "trained"]  # after the download, after local training
@@ -222,6 +222,14 @@ class Method(ABC):
     @abstractmethod
     def downloads(self, task: Task, client: ClientInfo) -> Shapes:
         """Names and shapes of all that is sent to this client."""
+
+    def largest_upload(self, task: Task, client: ClientInfo) -> int:
+        """Bytes that leave this client in a round, at most."""
+        return declared_bytes(self.uploads(task, client))
+
+    def largest_download(self, task: Task, client: ClientInfo) -> int:
+        """Bytes that are sent to this client in a round, at most."""
+        return declared_bytes(self.downloads(task, client))
 
     def client_init(self, client: Client) -> None:
         """Add private modules to a new client."""

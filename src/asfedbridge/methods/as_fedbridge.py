@@ -1,10 +1,13 @@
 """AS-FedBridge: pseudo-spike Bridge distillation for mixed ANN-SNN federations (the paper this project builds).
 
-Exchanged: the Bridge's body (3.93 MB at width 1.0), both ways; backbone and Bridge head stay private.
-Each round: the frozen Bridge teaches the backbone (extraction), then the frozen backbone teaches the Bridge
-(injection), then the server averages bodies by shard size.
-Choices where the paper is silent: weights move in a straight line over the rounds; the Bridge's optimiser state
-stays on the client (the paper's client algorithm retains it); its weight decay is the ANN's.
+Exchanged: the Bridge's body, both ways; backbone and Bridge head stay private.
+Client: the frozen Bridge teaches the backbone for the task's epochs (extraction), then the frozen backbone teaches the
+Bridge for one (injection).
+Server: mean of the bodies by shard size.
+Choices, where the paper is silent:
+- weights move in a straight line over the rounds;
+- the Bridge's optimiser state stays on the client (the paper's client algorithm retains it);
+- the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,11 @@
 """Centralized: one backbone of every kind in the fleet, trained on everybody's data. The reference without privacy.
 
 Exchanged: nothing; the data are in one place.
-Choices: the first client of every model, width, kind and T stands for its like; it is tested on all test images;
-as many rounds of as many epochs as the federated methods, so each image is seen equally often.
+Client: the task's epochs on all training images.
+Server: nothing.
+Choices:
+- the first client of every model, width, kind and T stands for its like, and is tested on all test images;
+- as many rounds of as many epochs as the federated methods, so each image is seen equally often.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,12 @@
 """FedAvg (McMahan et al., AISTATS 2017), direct over ANN and SNN clients, and isolated by kind.
 
 Exchanged: every trainable tensor of the backbone, both ways.
-Choices: BatchNorm running statistics stay local by default (`bn_buffers`); the momentum of a backbone that the
-download overwrites starts anew each round; tables show the downloaded aggregate (point `received`).
+Client: starts from the aggregate; the task's epochs on its labels.
+Server: mean by shard size, tensor by tensor, over all clients or within a kind.
+Choices:
+- BatchNorm running statistics stay local (`bn_buffers`);
+- the momentum of a backbone that the download overwrites starts anew each round;
+- tables show the downloaded aggregate (point `received`).
 """
 
 from collections.abc import Mapping, Sequence

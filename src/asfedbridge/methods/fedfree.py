@@ -1,11 +1,12 @@
 """FedFree (Du et al., NeurIPS 2025): reverse layer-wise transfer and knowledge gain entropy.
 
-Exchanged: up, weight and bias of the k convolutional or linear layers that moved most (L2, not normalised) in this
-round's local training (two 512x512x3x3 kernels: 18.00 MB); down, at most one layer of the server's global model.
-Each round: the server draws global layers towards the uploads that map to them, by responses to N(0, 1) inputs; of
-its uploads, a client gets back the layer whose global counterpart gains most in entropy, if any gains.
-Layers map by type and relative depth: one to one where networks are equally deep.
-Choices where the paper is silent or contradicts itself, most of them fields:
+Exchanged: up, weight and bias of the k convolutional or linear layers that moved most; down, at most one layer of the
+server's global model.
+Client: inserts the layer it is sent; the task's epochs on its labels; picks the layers by the L2 norm of their change.
+Server: draws global layers towards the uploads that map to them, by responses to N(0, 1) inputs; of its uploads, a
+client gets back the layer whose global counterpart gains most in entropy, if any gains.
+Choices, where the paper is silent or contradicts itself, most of them fields:
+- norms are not normalised by size; layers map by type and relative depth: one to one where networks are equally deep;
 - the global model is the fleet's ResNet-18 at its widest; a global layer begins as the mean of its first uploads;
 - the loss is summed over output channels; 50 steps a round; pseudo inputs of the kernel's size: one response each;
 - entropies are of weights, over each tensor's own range; an upload is compared with its counterpart after transfer;
@@ -85,6 +86,13 @@ class FedFree(Method):
         return layer_shapes(outline_backbone(task, client))
 
     downloads = uploads
+
+    def largest_upload(self, task: Task, client: ClientInfo) -> int:
+        layers = by_layer(self.uploads(task, client)).values()
+        return sum(sorted(payload.declared_bytes(parts) for parts in layers)[-self.k :])
+
+    def largest_download(self, task: Task, client: ClientInfo) -> int:
+        return max(payload.declared_bytes(parts) for parts in by_layer(self.downloads(task, client)).values())
 
     # client side
 

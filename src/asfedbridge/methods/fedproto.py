@@ -1,12 +1,15 @@
 """FedProto (Tan et al., AAAI 2022): clients share the mean feature of each of their classes.
 
-Exchanged: one vector per class, up those the client owns, down all that are known (0.10 MB for 100 classes of 256);
-class counts go up too when `proto_weight` is "size". Local loss: CE + lambda MSE(feature, prototype of the label).
-Choices, as the authors' code: the MSE is a mean over examples and dimensions, examples of classes without a prototype
-add zero; owners count equally. Size weights are normalised to 1; as printed, the paper's would shrink prototypes.
-Deviations: prototypes come from a pass of their own after training (eval mode, no augmentation), as the costs of
-AS-FedBridge's table imply; the head predicts, the nearest prototype is only recorded beside it.
-Choices where both are silent: lambda = 1; a class nobody brings in a round keeps its last prototype.
+Exchanged: one vector per class, up those the client owns, down all that are known; class counts go up too when
+`proto_weight` is "size".
+Client: CE + lambda MSE(feature, prototype of the label) for the task's epochs, then one pass for its own prototypes.
+Server: class-wise mean over the owners.
+Choices, as the authors' code:
+- the MSE is a mean over examples and dimensions; examples of classes without a prototype add zero;
+- owners count equally; size weights are normalised to 1 (as printed, the paper's would shrink prototypes);
+- deviation: prototypes come from a pass of their own after training (eval mode, no augmentation), as the costs of
+  AS-FedBridge's table imply; the head predicts, the nearest prototype is only recorded beside it;
+- lambda = 1, and a class nobody brings in a round keeps its last prototype: nobody says.
 """
 
 from collections.abc import Callable, Mapping, Sequence

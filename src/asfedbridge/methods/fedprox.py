@@ -1,7 +1,11 @@
 """FedProx (Li et al., MLSys 2020), direct over ANN and SNN clients, and isolated by kind.
 
-Exchanged: as FedAvg. Local loss: CE + mu/2 ||w - w_r||^2 over the trainable tensors, w_r the downloaded backbone.
-Choices: mu = 0.01 (the paper gives none); no straggler model, all clients do equal work.
+Exchanged: as FedAvg.
+Client: as FedAvg, with mu/2 ||w - w_r||^2 over the trainable tensors, w_r the downloaded backbone.
+Server: as FedAvg.
+Choices:
+- mu = 0.01 (the AS-FedBridge paper gives none);
+- no straggler model, all clients do equal work; otherwise as FedAvg.
 """
 
 from dataclasses import dataclass

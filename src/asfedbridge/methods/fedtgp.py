@@ -1,11 +1,13 @@
 """FedTGP (Zhang et al., AAAI 2024): FedProto's clients, and a server that learns prototypes with a margin.
 
-Exchanged: as FedProto, all classes down (0.10 MB for 100 classes of 256). The generator of prototypes never leaves the
-server; AS-FedBridge's table counts it nevertheless: embedding and two linear layers, 0.60 MB (`generator_shapes`).
-Server: every round S epochs of SGD on the prototypes that came in, cross-entropy of -(distance + margin [own class]).
-Choices: the margin of the authors' code, where the paper differs (`margin`); one class alone has no gap: tau. Nothing
-is sent before the first server round, where the paper sends random prototypes (`first_download`). lambda = 1, as for
-FedProto. The server's rate and batch are the authors' and do not follow the clients'.
+Exchanged: as FedProto, all classes down. The generator of prototypes never leaves the server; AS-FedBridge's table
+counts it nevertheless: embedding and two linear layers, 0.60 MB for 100 classes (`generator_shapes`).
+Client: as FedProto.
+Server: S epochs of SGD on the prototypes that came in, cross-entropy of -(distance + margin [own class]).
+Choices:
+- the margin of the authors' code, where the paper differs (`margin`); one class alone has no gap: tau;
+- nothing is sent before the first server round, where the paper sends random prototypes (`first_download`);
+- lambda = 1, as for FedProto; the server's rate and batch are the authors' and do not follow the clients'.
 """
 
 from collections.abc import Mapping, Sequence

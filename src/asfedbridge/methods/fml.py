@@ -1,13 +1,14 @@
 """FML, Federated Mutual Learning (Shen et al., arXiv 2006.16765): backbone and meme teach each other.
 
-Exchanged: the meme's body, both ways; 3.93 MB at width 1.0, 4.02 MB with its head for 100 classes.
-Each round: the meme (a Bridge used as a plain network) and the private backbone learn together, step by step, each
-from the labels and from the other's predictions; then the server averages memes. An SNN speaks with its mean logits.
-Deviation, as the AS-FedBridge paper adapts it: the meme is the Bridge (layers, size, start, rate, decay, momentum).
+Exchanged: the body of the meme (a Bridge used as a plain network), both ways.
+Client: backbone and meme learn together, step by step, each from the labels and from the other's predictions.
+Server: mean of the memes by shard size.
 Choices:
-- the meme's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule);
-- memes are averaged by shard size (`weights=uniform`: the original);
-- BatchNorm statistics stay local (`bn_buffers=averaged`: the original);
+- deviation, as the AS-FedBridge paper adapts it: the meme is the Bridge (architecture, size, start, rate, decay);
+- an SNN speaks with its mean logits;
+- the meme's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule, 4.02 MB);
+- memes are averaged by shard size and BatchNorm statistics stay local (`weights=uniform`, `bn_buffers=averaged`: the
+  original); the meme's momentum stays on the client, like the Bridge's;
 - the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 

@@ -1,16 +1,16 @@
 """MH-pFLID (Xie et al., ICML 2024): a messenger carries knowledge between private models that need not be alike.
 
-Exchanged: the messenger's body, both ways; 3.93 MB at width 1.0, 4.02 MB with its head for 100 classes.
-Each round: injection (labels and, through the private receiver, the frozen messenger teach the backbone), then
-distillation (labels and the frozen backbone teach messenger and private transmitter), then the server averages
-messengers. AS-FedBridge calls these two stages extraction and injection. An SNN shows its mean logits and mean feature.
-Deviations, as the AS-FedBridge paper adapts it:
-- the messenger is the Bridge (architecture, size, start, rate, decay, momentum); SGD, not Adam;
-- the task's epochs of injection and one more of distillation, not shares of one budget.
+Exchanged: the messenger's body, both ways.
+Client: injection (labels and, through the private receiver, the frozen messenger teach the backbone) for the task's
+epochs, then distillation (labels and the frozen backbone teach messenger and private transmitter) for one.
+Server: mean of the messengers by shard size.
 Choices:
-- the messenger's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule);
-- messengers are averaged by shard size; BatchNorm statistics stay local;
-- weights of the losses from a re-implementation; KL(backbone || messenger) at temperature 1;
+- deviation, as the AS-FedBridge paper adapts it: the messenger is the Bridge (architecture, size, start, rate, decay,
+  momentum); SGD, not Adam; the task's epochs of injection and one more of distillation, not shares of one budget;
+- an SNN shows its mean logits and mean feature;
+- the messenger's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule, 4.02 MB);
+- BatchNorm statistics stay local; weights of the losses from a re-implementation; KL(backbone || messenger) at
+  temperature 1;
 - tokens of the attention are pieces of one sample's feature (8 of width 32), each mapped alike, without biases;
 - the receiver learns at the backbone's rate and decay, the transmitter at the messenger's;
 - the scales of the Bridge's ports are never used: without a gradient they travel as they started.

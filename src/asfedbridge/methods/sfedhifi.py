@@ -1,9 +1,11 @@
 """SFedHIFI (Tao et al., AAAI 2026): composed networks of several widths, fused by their singular values.
 
 Exchanged: every trainable tensor of a composed ResNet-18 (`models.composed`), both ways; an SNN also sends its layers'
-input firing rates. ANN and SNN clients are apart: within a kind, banks are averaged over all clients, everything else
-over those of one width; in the first rounds, one layer's coefficients get common singular values over all widths.
-Deviations and choices:
+input firing rates.
+Client: starts from the aggregate; the task's epochs on its labels, with banks held near orthogonal; measures its rates.
+Server: within a kind, banks are averaged over all clients, everything else over those of one width; in the first
+rounds, one layer's coefficients get common singular values over all widths.
+Choices:
 - Tucker decomposition of a matrix is written as its SVD: no signs that cancel in the mean of the cores;
 - the layer to fuse is chosen by rates on training images after local training (the authors use test images); for ANN
   clients it is the last convolution; widths that are away are not fused, and one width alone is left as it is;

@@ -1,6 +1,9 @@
 """Standalone: every client trains its private backbone alone. The no-collaboration reference.
 
 Exchanged: nothing.
+Client: the task's epochs on its labels.
+Server: nothing.
+Choices: none.
 """
 
 from dataclasses import dataclass

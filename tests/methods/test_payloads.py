@@ -1,0 +1,65 @@
+"""What crosses the boundary at full width with 100 classes, measured there, against the paper's cost table."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core import payload
+from asfedbridge.core.protocol import METHODS, ClientInfo, Round, Task
+from asfedbridge.data.dataset import Dataset
+from asfedbridge.data.loader import Shard, make_shards
+from asfedbridge.data.partition import iid
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import Downloads, play_round
+
+PAPER = {  # MB up; what FedTGP really exchanges is prototypes, its generator stays on the server (0.60 MB)
+    "fedavg": "43.20",
+    "fedprox": "43.20",
+    "fedfree": "18.00",
+    "fedproto": "0.10",
+    "fedtgp": "0.10",
+    "fml": "3.93",
+    "mh-pflid": "3.93",
+    "as-fedbridge": "3.93",
+}
+FLEET = [ClientInfo(0, "ann", "resnet18"), ClientInfo(1, "snn", "resnet18", T=2)]
+
+
+@pytest.fixture(scope="module")
+def shards() -> list[Shard]:
+    """One image of each class for each client."""
+    rng = np.random.default_rng(0)
+    y = torch.arange(100).repeat(2)
+    x = torch.from_numpy(rng.integers(0, 256, (200, 3, 16, 16), dtype=np.uint8))
+    names = tuple(map(str, range(100)))
+    dataset = Dataset("made up", x, y, x[:4], y[:4], names, (0.5,) * 3, (0.25,) * 3, "none")
+    split = iid(y.numpy(), y[:4].numpy(), 2, seed=0)
+    by_class = dataclasses.replace(split, train=(np.arange(100), np.arange(100, 200)))
+    return make_shards(dataset, by_class)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PAPER))
+def test_a_round_at_full_width(shards: list[Shard], name: str) -> None:
+    task = Task(classes=100, channels=3, image_size=16, rounds=2, epochs=1, batch_size=50)
+    clients = [dataclasses.replace(c, train_size=100, test_size=2) for c in FLEET]
+    changes = {"server_steps": 1} if name == "fedfree" else {"server_epochs": 1} if name == "fedtgp" else {}
+    method = METHODS[name](**changes)
+    engine = LocalEngine(method, task, clients, shards)
+    state = method.server_init(task, clients)
+    state, _, ups = play_round(method, task, engine, state, Round(0, 2), clients)
+    for client in clients:
+        sent = payload.size_in_bytes(ups[client.id].payload)
+        most = method.largest_upload(task, client)
+        assert f"{most / payload.MB:.2f}" == PAPER[name]
+        assert 0 < sent <= most
+        assert sent == most or name == "fedfree"  # which two layers moved most depends on the training
+    downs = Downloads(method, state, Round(1, 2), clients)
+    received = [payload.size_in_bytes(downs[c.id]) / payload.MB for c in clients]
+    if name == "fedfree":
+        assert all(size <= 9.01 for size in received)
+    else:
+        assert [f"{size:.2f}" for size in received] == [PAPER[name]] * 2

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import pytest
+
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge import cli
+from asfedbridge.core.protocol import METHODS
+from asfedbridge.report.listings import PARTS, describe_method, methods_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+
+
+def test_the_page_of_methods_is_what_the_code_says() -> None:
+    """After a change: asfedbridge list methods --markdown > docs/methods.md"""
+    assert PAGE.read_text(encoding="utf-8") == methods_page() + "\n"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_says_what_it_exchanges_does_and_chose(name: str) -> None:
+    about = describe_method(METHODS[name])
+    assert set(about) == {"Title", *PARTS}
+    assert all(about.values())
+    assert len(about["Title"].splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("fedavg", "43.20 | 43.20"),
+        ("fedprox", "43.20 | 43.20"),
+        ("fedfree", "18.00 | 9.00"),
+        ("fedproto", "0.10 | 0.10"),
+        ("fedtgp", "0.10 | 0.10"),
+        ("fml", "3.93 | 3.93"),
+        ("mh-pflid", "3.93 | 3.93"),
+        ("as-fedbridge", "3.93 | 3.93"),
+        ("standalone", "0.00 | 0.00"),
+    ],
+)
+def test_sizes_are_those_of_the_papers_cost_table(name: str, sizes: str) -> None:
+    (row,) = (line for line in methods_page().splitlines() if line.startswith(f"| `{name}` |"))
+    assert f" | {sizes} | " in row
+
+
+def test_only_methods_have_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods", "--markdown"]) == 0
+    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8")
+    assert cli.main(["list", "models", "--markdown"]) == 2
+    assert "use list methods" in capsys.readouterr().err
