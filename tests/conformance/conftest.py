@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,16 +233,8 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 @pytest.fixture(scope="session")
-def shared_federation(setting: Setting) -> Federation:
+def federation(setting: Setting) -> Federation:
     return Federation(setting)
-
-
-@pytest.fixture
-def federation(shared_federation: Federation) -> Iterator[Federation]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small are slower on more
-    yield shared_federation
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

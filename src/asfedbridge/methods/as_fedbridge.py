@@ -10,26 +10,27 @@ Choices, where the paper is silent:
 - the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from asfedbridge.core import losses, payload, pseudospike
+from asfedbridge.core import losses, pseudospike
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
+from asfedbridge.core.payload import Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
-from asfedbridge.core.training import Step, Terms, fit, fit_backbone
-from asfedbridge.models.bridge import Bridge
-from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
+from asfedbridge.core.training import Terms, fit, fit_backbone
+from asfedbridge.methods.bridge_sharing import BridgeSharing
+from asfedbridge.models.zoo import check_bridge
 
 
 @register("as-fedbridge")
 @dataclass(frozen=True)
-class ASFedBridge(Method):
+class ASFedBridge(BridgeSharing):
+    module: ClassVar[str] = "bridge"
     # ablations: each switch removes one part
     direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
     pseudo_spike: bool = True  # the whole rate branch: quantiser, rate loss and PSPR
@@ -74,43 +75,22 @@ class ASFedBridge(Method):
         """Whether this client teaches the Bridge; only such a client uploads."""
         return self.direction == "both" or (client.kind == "snn") == (self.direction == "snn-to-ann")
 
-    def shared(self, bridge: Bridge) -> torch.nn.Module:
-        return bridge.body if self.personal_head else bridge
-
-    @property
-    def travels_with_buffers(self) -> bool:
-        return self.bn_buffers == "averaged"
-
-    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
-        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.shapes(self.shared(outline), self.travels_with_buffers)
-
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
         return self.downloads(task, client) if self.injects(client) else {}
-
-    # client side
-
-    def client_init(self, client: Client) -> None:
-        client.add("bridge", build_bridge(client.task, self.bridge_width, self.bridge_norm))
-
-    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
-        payload.load(self.shared(bridge_of(client)), down)
-        if self.bridge_momentum == "reset":
-            client.momentum.pop("bridge", None)
 
     def client_round(self, client: Client, rnd: Round) -> Upload:
         metrics = self.extract(client, rnd)
         if not self.injects(client.info):
             return Upload(metrics=metrics)
         metrics |= self.inject(client, rnd)
-        return Upload(payload.select(self.shared(bridge_of(client)), self.travels_with_buffers), metrics)
+        return Upload(self.pack(client), metrics)
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
-        return {"bridge": bridge_of(client)}
+        return {"bridge": self.network(client)}
 
     def extract(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update the private backbone: its labels, and the frozen Bridge as teacher."""
-        bridge = bridge_of(client).eval()
+        bridge = self.network(client).eval()
         spiking = client.info.kind == "snn"
         weight = rnd.ramp(self.alpha_kd_snn if spiking else self.alpha_kd_ann)
         noise = client.generator(rnd, "noise")
@@ -134,7 +114,7 @@ class ASFedBridge(Method):
 
     def inject(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update the local Bridge: its labels, the frozen backbone as teacher, an SNN's firing rates."""
-        bridge = bridge_of(client)
+        bridge = self.network(client)
         backbone = client.backbone.eval()
         ports = self.pseudo_spike and client.info.kind == "snn"
         teach, ce = rnd.ramp(self.alpha_teach), rnd.ramp(self.alpha_ce)
@@ -163,22 +143,4 @@ class ASFedBridge(Method):
                 )
             return parts
 
-        step = Step(rnd.cosine(self.bridge_lr), self.bridge_weight_decay)
-        return fit(client, rnd, "inject", {"bridge": step}, terms, self.injection_epochs)
-
-    # server side
-
-    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
-        bridge = build_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.select(self.shared(bridge), self.travels_with_buffers)
-
-    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
-        return state
-
-    def server_round(
-        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
-    ) -> Payload:
-        teachers = [c for c in clients if self.injects(c)]
-        if not teachers:
-            return state
-        return payload.weighted_mean([ups[c.id].payload for c in teachers], [c.train_size for c in teachers])
+        return fit(client, rnd, "inject", {"bridge": self.step(rnd)}, terms, self.injection_epochs)

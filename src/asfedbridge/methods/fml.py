@@ -12,24 +12,24 @@ Choices:
 - the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from asfedbridge.core import losses, payload
+from asfedbridge.core import losses
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
-from asfedbridge.core.training import Step, Terms, fit_backbone, supervise
-from asfedbridge.models.bridge import Bridge
-from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Round, Task, Upload, register
+from asfedbridge.core.training import Terms, fit_backbone, supervise
+from asfedbridge.methods.bridge_sharing import BridgeSharing
+from asfedbridge.models.zoo import check_bridge
 
 
 @register("fml")
 @dataclass(frozen=True)
-class FML(Method):
+class FML(BridgeSharing):
+    module: ClassVar[str] = "meme"
     personal_head: bool = True
     weights: Literal["size", "uniform"] = "size"
     bn_buffers: Literal["local", "averaged"] = "local"
@@ -50,27 +50,8 @@ class FML(Method):
             raise BadInput(f"method.temperature={self.temperature} must be above 0")
         check_bridge(self.bridge_width)
 
-    def shared(self, meme: Bridge) -> nn.Module:
-        return meme.body if self.personal_head else meme
-
-    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
-        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.shapes(self.shared(outline), buffers=self.bn_buffers == "averaged")
-
-    downloads = uploads
-
-    # client side
-
-    def client_init(self, client: Client) -> None:
-        client.add("meme", build_bridge(client.task, self.bridge_width, self.bridge_norm))
-
-    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
-        payload.load(self.shared(bridge_of(client, "meme")), down)
-        if self.bridge_momentum == "reset":
-            client.momentum.pop("meme", None)
-
     def client_round(self, client: Client, rnd: Round) -> Upload:
-        meme = bridge_of(client, "meme")
+        meme = self.network(client)
 
         def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
             """Each learns from its own two terms alone: no gradient reaches a teacher."""
@@ -82,24 +63,8 @@ class FML(Method):
                 "meme_kd": (1 - self.beta) * losses.distillation(logits, out.logits, self.temperature),
             }
 
-        step = Step(rnd.cosine(self.bridge_lr), self.bridge_weight_decay)
-        metrics = fit_backbone(client, rnd, "mutual", terms, beside={"meme": step})
-        return Upload(payload.select(self.shared(meme), buffers=self.bn_buffers == "averaged"), metrics)
+        metrics = fit_backbone(client, rnd, "mutual", terms, beside={"meme": self.step(rnd)})
+        return Upload(self.pack(client), metrics)
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
-        return {"meme": bridge_of(client, "meme")}
-
-    # server side
-
-    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
-        meme = build_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.select(self.shared(meme), buffers=self.bn_buffers == "averaged")
-
-    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
-        return state
-
-    def server_round(
-        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
-    ) -> Payload:
-        weights = [c.train_size if self.weights == "size" else 1 for c in clients]
-        return payload.weighted_mean([ups[c.id].payload for c in clients], weights)
+        return {"meme": self.network(client)}

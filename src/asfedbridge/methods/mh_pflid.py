@@ -16,28 +16,28 @@ Choices:
 - the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from asfedbridge.core import losses, payload, seeds
+from asfedbridge.core import losses, seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Round, Task, Upload, register
 from asfedbridge.core.training import Step, Terms, fit, fit_backbone, supervise
+from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.models.attention import Receiver, Transmitter
-from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.parts import build
-from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
+from asfedbridge.models.zoo import check_bridge
 
 
 @register("mh-pflid")
 @dataclass(frozen=True)
-class MHpFLID(Method):
+class MHpFLID(BridgeSharing):
+    module: ClassVar[str] = "messenger"
     personal_head: bool = True
     weights: Literal["size", "uniform"] = "size"
     bn_buffers: Literal["local", "averaged"] = "local"
@@ -66,36 +66,19 @@ class MHpFLID(Method):
             raise BadInput(f"method.temperature={self.temperature} must be above 0")
         check_bridge(self.bridge_width)
 
-    def shared(self, messenger: Bridge) -> nn.Module:
-        return messenger.body if self.personal_head else messenger
-
-    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
-        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.shapes(self.shared(outline), buffers=self.bn_buffers == "averaged")
-
-    downloads = uploads
-
-    # client side
-
     def client_init(self, client: Client) -> None:
-        client.add("messenger", build_bridge(client.task, self.bridge_width, self.bridge_norm))
+        super().client_init(client)
         seed, width = client.task.seed, client.task.feature_dim
         client.add("receiver", build(lambda: Receiver(width, self.tokens), seeds.generator(seed, "receiver")))
         client.add("transmitter", build(lambda: Transmitter(width, self.tokens), seeds.generator(seed, "transmitter")))
 
-    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
-        payload.load(self.shared(bridge_of(client, "messenger")), down)
-        if self.bridge_momentum == "reset":
-            client.momentum.pop("messenger", None)
-
     def client_round(self, client: Client, rnd: Round) -> Upload:
         metrics = self.inject(client, rnd) | self.distil(client, rnd)
-        messenger = self.shared(bridge_of(client, "messenger"))
-        return Upload(payload.select(messenger, buffers=self.bn_buffers == "averaged"), metrics)
+        return Upload(self.pack(client), metrics)
 
     def inject(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update backbone and receiver; gradients pass through the frozen messenger's head, none stays in it."""
-        messenger = bridge_of(client, "messenger").eval()
+        messenger = self.network(client).eval()
         weight, bias = messenger.head.weight.detach(), messenger.head.bias.detach()
         receiver = client.modules["receiver"]
 
@@ -114,7 +97,7 @@ class MHpFLID(Method):
 
     def distil(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update messenger and transmitter from the labels and the frozen backbone."""
-        messenger, transmitter = bridge_of(client, "messenger"), client.modules["transmitter"]
+        messenger, transmitter = self.network(client), client.modules["transmitter"]
         backbone = client.backbone.eval()
 
         def terms(x: Tensor, y: Tensor) -> Terms:
@@ -126,21 +109,6 @@ class MHpFLID(Method):
                 "kd": self.lambda_distil_kd * losses.distillation(logits, local.logits, self.temperature),
             }
 
-        lr, decay = rnd.cosine(self.bridge_lr), self.bridge_weight_decay
-        steps = {"messenger": Step(lr, decay), "transmitter": Step(self.transmitter_lr_factor * lr, decay)}
+        own = self.step(rnd)
+        steps = {"messenger": own, "transmitter": own._replace(lr=self.transmitter_lr_factor * own.lr)}
         return fit(client, rnd, "distil", steps, terms, self.distillation_epochs)
-
-    # server side
-
-    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
-        messenger = build_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.select(self.shared(messenger), buffers=self.bn_buffers == "averaged")
-
-    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
-        return state
-
-    def server_round(
-        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
-    ) -> Payload:
-        weights = [c.train_size if self.weights == "size" else 1 for c in clients]
-        return payload.weighted_mean([ups[c.id].payload for c in clients], weights)

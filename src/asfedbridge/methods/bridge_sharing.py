@@ -1,0 +1,76 @@
+"""What methods that share a network like the Bridge have in common: what travels, and how it is averaged."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from asfedbridge.core import payload
+from asfedbridge.core.payload import Payload, Shapes
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.training import Step
+from asfedbridge.models.bridge import Bridge
+from asfedbridge.models.zoo import bridge_of, build_bridge, outline_bridge
+
+
+class BridgeSharing(Method):
+    """Body up and down, the head with it unless it is personal; mean by shard size or uniform."""
+
+    module: ClassVar[str]  # the network's name on a client
+    weights: Literal["size", "uniform"] = "size"
+    personal_head: bool
+    bn_buffers: Literal["local", "averaged"]
+    bridge_norm: Literal["batch", "group"]
+    bridge_momentum: Literal["keep", "reset"]
+    bridge_lr: float
+    bridge_weight_decay: float
+    bridge_width: float
+
+    @property
+    def travels_with_buffers(self) -> bool:
+        return self.bn_buffers == "averaged"
+
+    def shared(self, network: Bridge) -> nn.Module:
+        return network.body if self.personal_head else network
+
+    def network(self, client: Client) -> Bridge:
+        return bridge_of(client, self.module)
+
+    def step(self, rnd: Round) -> Step:
+        """How the network learns."""
+        return Step(rnd.cosine(self.bridge_lr), self.bridge_weight_decay)
+
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
+        return payload.shapes(self.shared(outline), self.travels_with_buffers)
+
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        return self.downloads(task, client)
+
+    def client_init(self, client: Client) -> None:
+        client.add(self.module, build_bridge(client.task, self.bridge_width, self.bridge_norm))
+
+    def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
+        payload.load(self.shared(self.network(client)), down)
+        if self.bridge_momentum == "reset":
+            client.momentum.pop(self.module, None)
+
+    def pack(self, client: Client) -> Payload:
+        """What leaves the client."""
+        return payload.select(self.shared(self.network(client)), self.travels_with_buffers)
+
+    def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
+        network = build_bridge(task, self.bridge_width, self.bridge_norm)
+        return payload.select(self.shared(network), self.travels_with_buffers)
+
+    def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+        return state
+
+    def server_round(
+        self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
+    ) -> Payload:
+        senders = [c for c in clients if ups[c.id].payload]
+        if not senders:
+            return state
+        weights = [c.train_size if self.weights == "size" else 1 for c in senders]
+        return payload.weighted_mean([ups[c.id].payload for c in senders], weights)
