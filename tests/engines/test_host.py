@@ -83,7 +83,7 @@ def same(one: Payload, other: Payload) -> bool:
 
 
 @pytest.fixture(scope="module")
-def plain(six: Setting, one_thread: None) -> Any:
+def plain(six: Setting) -> Any:
     """All six in memory from beginning to end."""
     return play(six, engine_of(six))
 
