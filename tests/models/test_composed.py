@@ -109,7 +109,6 @@ def test_it_is_a_backbone(task: Task, info: Infos, images: Images, kind: Kind, p
 
 def test_spikes_stay_on_the_fast_path(task: Task, info: Infos, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of our own and plain tensor operations: the same outputs, rates and gradients."""
-    pytest.importorskip("numba")
     x, y = images(6, size=16), torch.arange(6) % 4
     calls: list[str] = []
     for name in ("convolve", "fork"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.protocol import ClientInfo, Task
-from asfedbridge.models.neuron import Continuous, Spiking
+from asfedbridge.models.neuron import Continuous, Spiking, make_activation
 from asfedbridge.models.parts import BasicBlock, BatchNorm, build, conv3x3
 from asfedbridge.models.resnet import STAGES, ResNet18
 
@@ -70,16 +70,6 @@ class ComposedBlock(BasicBlock):
         self.conv1 = ComposedConv(sizes.inputs, sizes.outputs, sizes.stride, sizes.bank)
         self.conv2 = ComposedConv(sizes.outputs, sizes.outputs, 1, sizes.bank)
 
-    def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the second convolution, and the output."""
-        act = self.act
-        straight, side = act.fork(self.conv1, self.shortcut, x)
-        hidden = act.after(self.norm1, straight)
-        return hidden, act.after(self.norm2, act.convolve(self.conv2, hidden), side)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.trace(x)[1]
-
 
 class ComposedResNet18(ResNet18):
     def __init__(self, act: Spiking | Continuous, task: Task, width: float, sizes: list[BlockSizes]) -> None:
@@ -107,8 +97,9 @@ class ComposedResNet18(ResNet18):
 
 
 def make_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
-    act = Spiking(info.T, task.neuron) if info.kind == "snn" else Continuous()
-    return ComposedResNet18(act, task, info.width, block_sizes(info.width, bank_inputs, bank_outputs))
+    return ComposedResNet18(
+        make_activation(task, info), task, info.width, block_sizes(info.width, bank_inputs, bank_outputs)
+    )
 
 
 def outline_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.protocol import ClientInfo, Neuron, Task
 from asfedbridge.models import delegate
 from asfedbridge.models.paths import path_of
 
@@ -207,3 +207,8 @@ class Continuous(nn.Module):
 
     def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
         return self.after(norm, x_B)
+
+
+def make_activation(task: Task, info: ClientInfo) -> Spiking | Continuous:
+    """What stands between the layers of this client's networks."""
+    return Spiking(info.T, task.neuron) if info.kind == "snn" else Continuous()

@@ -73,10 +73,14 @@ class BasicBlock(nn.Module):
         self.act: Spiking | Continuous = act
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.trace(x)[1]
+
+    def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the second convolution, and the output."""
         act = self.act
         straight, side = act.fork(self.conv1, self.shortcut, x)
         hidden = act.after(self.norm1, straight)
-        return act.after(self.norm2, act.convolve(self.conv2, hidden), side)
+        return hidden, act.after(self.norm2, act.convolve(self.conv2, hidden), side)
 
 
 @torch.no_grad()

@@ -101,7 +101,6 @@ def _make(lanes: int, gradient: bool, lines: int = 1) -> Any:
 _spikes: Any = intrinsic(_spikes_16)
 _sum_96, _sum_48, _sum_32, _sum_16 = (_make(lanes, gradient=False) for lanes in (96, 48, 32, 16))
 _give_96, _give_48, _give_32, _give_16 = (_make(lanes, gradient=True) for lanes in (96, 48, 32, 16))
-
 _sum_2x48, _give_2x48 = (_make(48, gradient, lines=2) for gradient in (False, True))
 
 

@@ -12,7 +12,7 @@ from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
 from asfedbridge.models.bridge import Bridge
-from asfedbridge.models.neuron import Continuous, Spiking
+from asfedbridge.models.neuron import Spiking, make_activation
 from asfedbridge.models.parts import build
 from asfedbridge.models.paths import path_of
 from asfedbridge.models.resnet import STAGES, ResNet18
@@ -32,7 +32,7 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
 
 
 def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
-    act = Spiking(info.T, task.neuron) if info.kind == "snn" else Continuous()
+    act = make_activation(task, info)
     return BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
 
 
