@@ -1,8 +1,8 @@
 """The words every layer speaks: Task, ClientInfo, Round, Output, Upload, Client, Method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -89,6 +89,11 @@ class ClientInfo:
     T: int = 1  # time steps; 1 for an ANN
     train_size: int = 0
     test_size: int = 0
+
+    @property
+    def shape(self) -> "ClientInfo":
+        """The client without all that does not change its networks: clients of one shape start from equal tensors."""
+        return replace(self, id=0, train_size=0, test_size=0)
 
     @property
     def label(self) -> str:
@@ -259,6 +264,14 @@ class Method(ABC):
     ) -> Payload:
         """The next state from the uploads of ``clients`` (this round's participants, in id order)."""
         return state
+
+
+def first_of_each(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
+    """The first client of every shape, in id order: thousands of clients share a few."""
+    first: dict[ClientInfo, ClientInfo] = {}
+    for client in clients:
+        first.setdefault(client.shape, client)
+    return list(first.values())
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -18,7 +18,7 @@ import torch
 
 from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
 from asfedbridge.engines.host import Progress, owner, temporary_folder
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import serve
@@ -48,7 +48,7 @@ def allot(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(workers or min(cores, at_work), len(clients))
     if not threads:
-        kinds = {(c.kind, c.model, c.width): c for c in clients}.values()
+        kinds = first_of_each(clients)
         largest = max(sum(p.numel() for p in outline_backbone(task, c).parameters()) for c in kinds)
         threads = 1 if largest < SMALL else max(1, cores // workers)
     return workers, threads

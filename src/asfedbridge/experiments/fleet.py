@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.core.protocol import ClientInfo, first_of_each
 from asfedbridge.models.zoo import BACKBONES
 
 ENTRY = re.compile(
@@ -52,9 +52,7 @@ def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
 
 def one_of_each(clients: Sequence[ClientInfo]) -> list[ClientInfo]:
     """The first client of every model, width, kind and T, numbered anew."""
-    first = {(c.model, c.width, c.kind, c.T): c for c in reversed(clients)}
-    found = sorted(first.values(), key=lambda c: c.id)
-    return [dataclasses.replace(c, id=number) for number, c in enumerate(found)]
+    return [dataclasses.replace(c, id=number) for number, c in enumerate(first_of_each(clients))]
 
 
 def _number(text: str, kind: type[N], least: float, most: float, where: str) -> N:

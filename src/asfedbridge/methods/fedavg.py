@@ -18,7 +18,18 @@ from torch import Tensor
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Point, Round, Task, Upload, register
+from asfedbridge.core.protocol import (
+    Client,
+    ClientInfo,
+    Method,
+    Output,
+    Point,
+    Round,
+    Task,
+    Upload,
+    first_of_each,
+    register,
+)
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
@@ -34,9 +45,8 @@ class FedAvg(Method):
         return "all"
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
-        shapes = {(self.group(c), c.model, c.width, c.kind, c.T): c for c in reversed(clients)}  # thousands share a few
         first: dict[str, ClientInfo] = {}
-        for client in sorted(shapes.values(), key=lambda c: c.id):
+        for client in first_of_each(clients):
             other = first.setdefault(self.group(client), client)
             if self.uploads(task, other) != self.uploads(task, client):
                 raise BadInput(

@@ -26,7 +26,7 @@ from asfedbridge.core import payload, responses, seeds
 from asfedbridge.core.entropy import entropy_gain
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Task, Upload, first_of_each, register
 from asfedbridge.core.training import fit_backbone, supervise
 from asfedbridge.models.layers import by_layer, layer_shapes, match_by_depth, overwrite_prefix
 from asfedbridge.models.zoo import build_backbone, outline_backbone
@@ -65,8 +65,7 @@ class FedFree(Method):
                     f"method.server_lr={self.server_lr} diverges on {layer} of shape {parts['weight']}; "
                     f"use less than {most:.2g}, or more than method.pseudo_batch={self.pseudo_batch}"
                 )
-        shapes = {(c.model, c.width, c.kind, c.T): c for c in reversed(clients)}  # thousands share a few
-        for client in sorted(shapes.values(), key=lambda c: c.id):
+        for client in first_of_each(clients):
             outline = outline_backbone(task, client)
             own = by_layer(layer_shapes(outline))
             if self.k > len(own):

@@ -26,7 +26,18 @@ from asfedbridge.core import losses, payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.fusion import fuse
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Point, Round, Task, Upload, register
+from asfedbridge.core.protocol import (
+    Client,
+    ClientInfo,
+    Method,
+    Output,
+    Point,
+    Round,
+    Task,
+    Upload,
+    first_of_each,
+    register,
+)
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, block_sizes, build_composed, outline_composed
 
@@ -51,8 +62,7 @@ class SFedHIFI(Method):
                 raise BadInput(f"method.{name}={getattr(self, name)} is out of range; use more than 0, up to 1")
         if self.fusion_share > 1:
             raise BadInput(f"method.fusion_share={self.fusion_share} is out of range; use 0 to 1")
-        shapes = {(c.model, c.width, c.kind): c for c in reversed(clients)}  # thousands share a few
-        for client in sorted(shapes.values(), key=lambda c: c.id):
+        for client in first_of_each(clients):
             if client.model != "resnet18" or client.kind not in ("ann", "snn"):
                 raise BadInput(
                     f"method=sfedhifi composes resnet18 of kind ann and snn, not {client.label}; change fleet"

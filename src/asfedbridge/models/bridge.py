@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.protocol import Task
 from asfedbridge.core.pseudospike import rate
+from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous
 from asfedbridge.models.parts import BasicBlock, BatchNorm, conv3x3
 
@@ -46,7 +47,7 @@ class Port(nn.Module):
 class Body(nn.Module):
     def __init__(self, channels: int, feature_dim: int, width: float, norm: str) -> None:
         super().__init__()
-        sizes = [max(1, round(size * width)) for size in STAGES]
+        sizes = [scaled(size, width) for size in STAGES]
         make_norm = BatchNorm if norm == "batch" else group_norm
         act = Continuous()
         self.stem = conv3x3(channels, sizes[0])

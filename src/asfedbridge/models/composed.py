@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous, Spiking, make_activation
 from asfedbridge.models.parts import BasicBlock, BatchNorm, build, conv3x3
 from asfedbridge.models.resnet import STAGES, ResNet18
@@ -35,8 +36,8 @@ def block_sizes(width: float, bank_inputs: float, bank_outputs: float) -> list[B
     sizes = []
     inputs = full = STAGES[0]
     for stage, block in BLOCKS:
-        outputs = max(1, round(STAGES[stage] * width))
-        bank = max(1, round(STAGES[stage] * bank_outputs)), max(1, round(full * bank_inputs))
+        outputs = scaled(STAGES[stage], width)
+        bank = scaled(STAGES[stage], bank_outputs), scaled(full, bank_inputs)
         sizes.append(BlockSizes(inputs, outputs, 2 if stage > 0 and block == 0 else 1, bank))
         inputs, full = outputs, STAGES[stage]
     return sizes
@@ -111,7 +112,6 @@ def outline_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outp
 def build_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
     """Initialised from the run's seed alone; banks are the same at every width, a block's two jointly orthogonal."""
     model = build(lambda: make_composed(task, info, bank_inputs, bank_outputs), seeds.generator(task.seed, "backbone"))
-    assert isinstance(model, ComposedResNet18)
     banks, coefficients = (seeds.generator(task.seed, what) for what in ("banks", "coefficients"))
     for block in model.blocks():
         pair = torch.empty(2, *block.conv1.bank.shape)

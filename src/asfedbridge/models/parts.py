@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from asfedbridge.models.neuron import Continuous, Spiking
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -104,7 +107,7 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
             reset()  # normalisation layers and ports: constants
 
 
-def build(make: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
+def build(make: Callable[[], M], generator: torch.Generator) -> M:
     """Build a model without touching the global generator: shapes first, then memory, then values."""
     with torch.device("meta"):
         model = make()

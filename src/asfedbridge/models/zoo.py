@@ -1,29 +1,29 @@
 """All backbones by name."""
 
 import copy
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
+from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.neuron import Spiking, make_activation
 from asfedbridge.models.parts import build
 from asfedbridge.models.paths import path_of
-from asfedbridge.models.resnet import STAGES, ResNet18
+from asfedbridge.models.resnet import ResNet18
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {"resnet18": ResNet18}
+BACKBONES: dict[str, Callable[..., Backbone]] = {"resnet18": ResNet18}
 DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 64x64 images, ANN and spiking, any width multiplier"}
 
 
 def check_backbone(task: Task, info: ClientInfo) -> None:
     """Refuse what cannot be built, in one line."""
-    channels = max(1, round(STAGES[-1] * info.width))
+    channels = outline_backbone(replace(task, projector="linear"), info).pooled
     if task.projector == "identity" and channels != task.feature_dim:
         raise BadInput(
             f"projector=identity: {info.label} ends in {channels} channels, feature_dim is {task.feature_dim}; "
@@ -31,19 +31,19 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
         )
 
 
-def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
+def make_backbone(task: Task, info: ClientInfo) -> Backbone:
     act = make_activation(task, info)
     return BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
 
 
-def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
+def outline_backbone(task: Task, info: ClientInfo) -> Backbone:
     """The backbone's names and shapes without memory. To look at only: clients of one shape share it."""
-    return _outline_backbone(task, _shape_of(info))
+    return _outline_backbone(task, info.shape)
 
 
-def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
+def build_backbone(task: Task, info: ClientInfo) -> Backbone:
     """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
-    return copy.deepcopy(_first_backbone(task, _shape_of(info)))
+    return copy.deepcopy(_first_backbone(task, info.shape))
 
 
 def check_bridge(width: float) -> None:
@@ -64,19 +64,14 @@ def build_bridge(task: Task, width: float, norm: str) -> Bridge:
 # depends on the run and the shape alone is made once, and copied.
 
 
-def _shape_of(info: ClientInfo) -> ClientInfo:
-    """The client without all that does not change its networks."""
-    return dataclasses.replace(info, id=0, train_size=0, test_size=0)
-
-
 @lru_cache(maxsize=64)
-def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
+def _outline_backbone(task: Task, info: ClientInfo) -> Backbone:
     with torch.device("meta"):
         return make_backbone(task, info)
 
 
 @lru_cache(maxsize=8)
-def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+def _first_backbone(task: Task, info: ClientInfo) -> Backbone:
     return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
 
 
@@ -88,9 +83,7 @@ def _outline_bridge(task: Task, width: float, norm: str) -> Bridge:
 
 @lru_cache(maxsize=8)
 def _first_bridge(task: Task, width: float, norm: str) -> Bridge:
-    bridge = build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
-    assert isinstance(bridge, Bridge)
-    return bridge
+    return build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
 
 
 def bridge_of(client: Client, name: str = "bridge") -> Bridge:

@@ -1,0 +1,50 @@
+"""What all families of backbones share: stem, stages, pooling, the projection to the shared feature, the classifier."""
+
+from torch import Tensor, nn
+
+from asfedbridge.core.protocol import Output
+from asfedbridge.models.neuron import Continuous, Spiking
+from asfedbridge.models.parts import BatchNorm, Projector, conv3x3
+
+
+def scaled(size: int, width: float) -> int:
+    """A number of channels under a width multiplier."""
+    return max(1, round(size * width))
+
+
+class Backbone(nn.Module):
+    """A family gives its stages; the activation makes it an ANN or an SNN with the same trainable tensors.
+
+    ``pooled`` is the number of channels that the last stage leaves.
+    """
+
+    def __init__(
+        self,
+        act: Spiking | Continuous,
+        channels: int,
+        classes: int,
+        first: int,
+        stages: list[nn.Module],
+        pooled: int,
+        feature_dim: int = 256,
+        projector: str = "linear",
+    ) -> None:
+        super().__init__()
+        self.act = act
+        self.pooled = pooled
+        self.stem = conv3x3(channels, first)
+        self.norm = BatchNorm(first)
+        self.stages = nn.ModuleList(stages)
+        # With "identity" the pooled spikes themselves are the feature (the paper's case of equal dimensions).
+        self.projector = Projector(pooled, feature_dim) if projector == "linear" else None
+        self.classifier = nn.Linear(feature_dim, classes)
+
+    def forward(self, x_BCHW: Tensor) -> Output:
+        x = self.act.start(self.norm, self.stem(x_BCHW))  # a static image needs its stem once, not T times
+        for stage in self.stages:
+            x = stage(x)
+        pooled = x.mean(dim=(2, 3))
+        feature = pooled if self.projector is None else self.act(self.projector(pooled))
+        logits = self.classifier(feature)
+        steps = (self.act.steps, -1)
+        return Output(logits.unflatten(0, steps), feature.unflatten(0, steps))
