@@ -61,7 +61,9 @@ def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
             named = nearest(entry.strip(), FLEETS) if number == 1 else ""
             raise BadInput(f"{where}: write {FORM}, e.g. 5*resnet18@0.25:snn, or a named fleet{named}")
         count = _number("1" if match["count"] is None else match["count"], int, 1, MOST_CLIENTS, f"{where}: count")
-        width = _number("1.0" if match["width"] is None else match["width"], float, NARROWEST, WIDEST, f"{where}: width")
+        width = _number(
+            "1.0" if match["width"] is None else match["width"], float, NARROWEST, WIDEST, f"{where}: width"
+        )
         model, kind = match["model"], match["kind"]
         if model not in BACKBONES:
             raise BadInput(f"{where}: unknown model '{model}'{nearest(model, BACKBONES)}")

@@ -1,12 +1,12 @@
 """Low-bit convolutions: binary ones (BNN) and ones of 2 to 8 bits (QNN), for any network made of ``nn.Conv2d``.
 
-Weights and inputs of every convolution but the stem are quantised in ``forward``; what is trained, sent and averaged are
-latent weights in full precision, under the names of the ANN twin. Backward, gradients pass straight through:
+Weights and inputs of every convolution but the stem are quantised in ``forward``. What is trained, sent and averaged
+are latent weights in full precision, under the names of the ANN twin. Backward, gradients pass straight through:
 
 - binary, as XNOR-Net (Rastegari et al., ECCV 2016) without its map of input scales: a_o sign(W_o) over sign(x), with
   a_o = mean |W_o| for each output channel and sign(0) = +1. Both pass their gradient where |v| <= 1. XNOR-Net's own
   rule has a_o in the weight's gradient too; that suits Adam, under which scales do not count, but with SGD at the ANN's
-  rate it makes latent weights ten to fifty times slower. They stay within [-1, 1]. Padding adds zeros, which no sign is.
+  rate it makes latent weights ten to fifty times slower. They stay within [-1, 1]. Padding adds zeros, not signs.
 - ``lsq`` (Esser et al., ICLR 2020): s round(clip(v / s, low, high)) with a learnt step size s for the weights of each
   layer and one for its inputs.
 - ``dorefa`` (Zhou et al., arXiv 1606.06160): weights through tanh into [-1, 1], inputs cut to [0, 1], nothing learnt.
@@ -87,8 +87,8 @@ class _Lsq(torch.autograd.Function):
         low, high = ctx.range
         size = step.item()
         inside = _passed(grad, v, low * size, high * size)
-        # d out / d step = round(v / step) - v / step inside, the nearer end of the range outside: in all of it out / step,
-        # less v / step inside.
+        # d out / d step = round(v / step) - v / step inside, the nearer end of the range outside:
+        # everywhere out / step, and inside less v / step.
         slope = torch.dot(_flat(grad), _flat(out)) - torch.dot(_flat(inside), _flat(v))
         return inside, slope.mul_(ctx.factor / size), None, None, None
 
