@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE")
 
     lists = commands.add_parser("list", help="what there is to choose from")
-    topics = ["all", "methods", "models", "data", "recipes", "kernels"]
+    topics = ["all", "methods", "models", "data", "recipes", "fleets", "kernels"]
     lists.add_argument("topic", nargs="?", choices=topics, default="all", help="default: everything")
     lists.add_argument("--markdown", action="store_true", help="methods only: the page docs/methods.md")
     _add_data_root(lists)

@@ -109,6 +109,28 @@ def test_without_its_momentum_a_client_goes_elsewhere() -> None:
     assert not torch.equal(client.backbone[1].weight, fresh.backbone[1].weight)
 
 
+class Clipped(nn.Linear, training.Bounded):
+    def bound(self) -> None:
+        self.weight.clamp_(-0.01, 0.01)
+
+
+def test_bounded_layers_are_put_back_after_every_step_and_never_decayed() -> None:
+    client = make_client()
+    client.add("backbone", nn.Sequential(nn.Flatten(), Clipped(3, 4), nn.Linear(4, 2)))
+    seen: list[float] = []
+    client.backbone[1].register_forward_hook(lambda layer, *_: seen.append(layer.weight.abs().max().item()))
+    groups = training._restore(client, {"backbone": training.Step(LR, DECAY)}).param_groups
+    decayed = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    named = dict(client.backbone.named_parameters())
+    assert {name: decayed[id(p)] for name, p in named.items()} == {
+        "1.weight": 0.0, "1.bias": 0.0, "2.weight": DECAY, "2.bias": 0.0,
+    }  # fmt: skip
+    fit(client, epochs=2)
+    assert seen[0] > 0.01
+    assert max(seen[1:]) <= 0.01
+    assert client.backbone[1].weight.abs().max() <= 0.01
+
+
 def test_watchers_see_every_epoch() -> None:
     client, seen = make_client(), []
     client.watch = lambda *what: seen.append(what)

@@ -1,9 +1,10 @@
-"""The fleet's grammar: [count*]model[@width]:kind[:T=steps], separated by commas."""
+"""The fleet's grammar: [count*]model[@width]:kind[:T=steps][:b=bits], separated by commas; and fleets with names."""
 
 import pytest
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.experiments.fleet import MOST_CLIENTS, parse_fleet
+from asfedbridge.experiments.fleet import FLEETS, FORM, MOST_CLIENTS, name_fleet, parse_fleet
+from asfedbridge.models.zoo import BACKBONES
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,58 @@ def test_good_fleets(text: str, expected: list[tuple[str, float, int]]) -> None:
     assert [(c.kind, c.width, c.T) for c in clients] == expected
     assert [c.id for c in clients] == list(range(len(expected)))
     assert {c.model for c in clients} == {"resnet18"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "bits"),
+    [
+        ("resnet18:bnn", ["bnn"], [1]),
+        ("resnet18:qnn", ["qnn"], [4]),
+        ("2*resnet18@0.5:qnn:b=2,resnet18:qnn:b=8", ["qnn"] * 3, [2, 2, 8]),
+        ("resnet18:ann,resnet18:snn:T=8,resnet18:bnn,resnet18:qnn:b=3", ["ann", "snn", "bnn", "qnn"], [32, 32, 1, 3]),
+    ],
+)
+def test_low_bit_clients(text: str, kinds: list[str], bits: list[int]) -> None:
+    clients = parse_fleet(text, 4)
+    assert ([c.kind for c in clients], [c.bits for c in clients]) == (kinds, bits)
+    assert [c.T for c in clients if c.kind != "snn"] == [1] * sum(kind != "snn" for kind in kinds)
+
+
+def test_bits_are_part_of_shape_and_label() -> None:
+    two, four, binary = parse_fleet("resnet18:qnn:b=2,resnet18:qnn:b=4,resnet18:bnn", 4)
+    assert two.shape != four.shape
+    assert (two.label, four.full_kind) == ("client 0 (resnet18@1:qnn:b=2)", "qnn:b=4")
+    assert (binary.label, binary.full_kind) == ("client 2 (resnet18@1:bnn)", "bnn")
+
+
+@pytest.mark.parametrize("name", FLEETS)
+@pytest.mark.parametrize("width", [1.0, 0.25])
+def test_named_fleets_are_ten_clients_at_any_width(name: str, width: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("vgg9", "vgg11", "mobilenet"):
+        monkeypatch.setitem(BACKBONES, model, BACKBONES.get(model))
+    clients = parse_fleet(name_fleet(name, width), 4)
+    assert len(clients) == 10
+    assert max(c.width for c in clients) == width
+    assert clients == parse_fleet(name_fleet(f"{name}@{width}", 0.5), 4)
+
+
+def test_named_fleets_are_the_papers() -> None:
+    assert name_fleet("scale", 0.5) == ",".join(
+        f"resnet18{width}:{kind}" for kind in ("ann", "snn") for width in ("@0.125", "@0.25", "@0.5", "@0.125", "@0.25")
+    )
+    assert name_fleet("scale", 1.0).startswith("resnet18@0.25:ann,resnet18@0.5:ann,resnet18:ann,resnet18@0.25:ann,")
+    models = [entry.partition(":")[0] for entry in name_fleet("architecture", 1.0).split(",")]
+    assert models == ["resnet18", "vgg11", "vgg9", "resnet18", "mobilenet"] * 2
+    assert name_fleet("3+7", 0.125) == "3*resnet18@0.125:ann,7*resnet18@0.125:snn"
+    assert name_fleet("ann+qnn8", 1.0) == "5*resnet18:ann,5*resnet18:qnn:b=8"
+    assert {f"{n}+{10 - n}" for n in range(1, 10)} | {"ann", "snn", "bnn", "qnn2", "qnn4", "qnn8"} <= set(FLEETS)
+    assert name_fleet("resnet18:ann", 0.5) == "resnet18:ann"
+
+
+@pytest.mark.parametrize("text", ["scale@", "scale@wide", "scale@5", "3+7@0"])
+def test_a_named_fleets_width_is_checked(text: str) -> None:
+    with pytest.raises(BadInput, match=f"fleet '{text}': width".replace("+", r"\+")):
+        name_fleet(text, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +112,15 @@ def test_good_fleets(text: str, expected: list[tuple[str, float, int]]) -> None:
         ("resnet18:snn:T=x", "entry 1", "T 'x' is not a number"),
         ("resnet18:snn:T", "entry 1", "T '' is not a number"),
         ("resnet18:snn:t=4", "entry 1", "option 't=4' is not known"),
+        ("resnet18:ann,resnet18:ann:b=4", "entry 2", "option 'b=4' is not known for kind ann; an snn takes T=steps"),
+        ("resnet18:bnn:b=1", "entry 1", "option 'b=1' is not known for kind bnn; an snn takes T=steps, a qnn takes b"),
+        ("resnet18:qnn:T=4", "entry 1", "option 'T=4' is not known for kind qnn"),
+        ("resnet18:snn:b=4", "entry 1", "option 'b=4' is not known for kind snn"),
+        ("resnet18:qnn:b=1", "entry 1", "b 1 is out of range; use 2 to 8"),
+        ("resnet18:qnn:b=9", "entry 1", "b 9 is out of range; use 2 to 8"),
+        ("resnet18:qnn:b=2.5", "entry 1", "b '2.5' is not a number"),
+        ("resnet18:qnn:b=2:b=4", "entry 1", "option 'b=4' is given twice"),
+        ("scal", "entry 1 'scal'", f"write {FORM}, e.g. 5*resnet18@0.25:snn, or a named fleet; did you mean 'scale'"),
         ("resnet18:snn:T=4:foo", "entry 1", "option 'foo' is not known"),
         ("resnet18:ANN", "entry 1", "unknown kind 'ANN'"),
     ],

@@ -87,7 +87,8 @@ def test_the_summary_by_hand() -> None:
     assert summary["payload_mb"] == 300 / 2**20
     assert not {"bridge", "nearest"} & summary.keys()
     assert summary["clients"][2] == {
-        "id": 2, "kind": "snn", "model": "resnet18", "width": 0.25, "T": 8, "accuracy": 32.0, "train": 7, "test": 3,
+        "id": 2, "kind": "snn", "model": "resnet18", "width": 0.25, "T": 8, "bits": 32, "accuracy": 32.0,
+            "train": 7, "test": 3,
     }  # fmt: skip
     assert [c["accuracy"] for c in summary["clients"]] == [30.0, 31.0, 32.0]
 

@@ -61,6 +61,21 @@ def test_every_recipe_survives_tables_and_toml(tmp_path: Path, recipe: str, meth
         assert back.digest() == spec.digest()
 
 
+def test_runs_keep_the_identity_they_had_before_later_fields() -> None:
+    assert quickstart().digest() == "66b9a119462ac70ddaec0cc04b6ac48cc3c4c21955c5be060ea9441e04b3a4d7"
+    assert RECIPES["paper"]("as-fedbridge").digest()[:16] == "1822292ec3edc296"
+
+
+@pytest.mark.parametrize(("recipe", "wide"), [("quickstart", "@0.125"), ("cpu", "@0.125"), ("paper", "")])
+def test_a_named_fleet_has_the_width_of_the_recipe(recipe: str, wide: str) -> None:
+    spec = apply_overrides(RECIPES[recipe]("fml"), {"fleet": "3+7"})
+    assert spec.fleet == f"3*resnet18{wide}:ann,7*resnet18{wide}:snn"
+    assert to_table(spec)["fleet"] == spec.fleet
+    narrow = apply_overrides(spec, {"fleet": "scale"})
+    assert apply_overrides(narrow, {"fleet": "3+7"}) == spec  # the widest client is the measure
+    assert apply_overrides(spec, {"fleet": "bnn@0.5"}).fleet == "10*resnet18@0.5:bnn"
+
+
 def test_recipes_are_as_promised() -> None:
     assert list(RECIPES) == ["quickstart", "cpu", "paper"]
     paper = RECIPES["paper"]("as-fedbridge")

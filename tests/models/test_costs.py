@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.protocol import ClientInfo, Kind, Task
 from asfedbridge.models.zoo import build_backbone, build_bridge
 
 Infos = Callable[..., ClientInfo]
@@ -56,6 +56,23 @@ def test_operations_that_stay_dense(cifar100: Task, info: Infos) -> None:
     count = mflops(build_backbone(cifar100, info(width=1.0)))
     assert count["stem"] == pytest.approx(3.539, abs=5e-4)
     assert count["stem"] + count["projector"] + count["classifier"] == pytest.approx(3.852, abs=5e-4)
+
+
+@pytest.mark.parametrize(("kind", "bits", "more"), [("bnn", 1, 0), ("qnn", 2, 38), ("qnn", 8, 38)])
+def test_low_bit_shares_of_resnet18(cifar100: Task, kind: Kind, bits: int, more: int) -> None:
+    """3.85 MFLOPs, 553.65 M low-bit multiply-accumulates, 43.20 MB; a QNN has two step sizes a convolution more."""
+    model = build_backbone(cifar100, ClientInfo(0, kind, "resnet18", bits=bits))
+    count = mflops(model)
+    low_bit = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and type(m) is not nn.Conv2d}
+    assert len(low_bit) == 19
+    assert sum(count[name] for name in low_bit) / 2 == pytest.approx(553.648, abs=5e-4)
+    assert sum(count[name] for name in count.keys() - low_bit) == pytest.approx(3.852, abs=5e-4)
+    # Layer by layer on paper: 3x3 convolutions of four stages, then the 1x1 shortcuts, at sides 32, 16, 8, 4.
+    macs = sum((9 * (c // 2 * c + 3 * c * c) + c // 2 * c) * s * s for c, s in ((128, 16), (256, 8), (512, 4)))
+    assert sum(count[name] for name in low_bit) / 2 == pytest.approx((macs + 4 * 9 * 64 * 64 * 32 * 32) / 1e6)
+    scalars = sum(p.numel() for p in model.parameters())
+    assert scalars == 11_325_860 + more
+    assert f"{4 * scalars / 2**20:.2f}" == "43.20" if kind == "bnn" else "43.21"
 
 
 def test_the_bridge_meets_the_papers_budget(cifar100: Task) -> None:

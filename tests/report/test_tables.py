@@ -65,6 +65,16 @@ def test_a_client_is_a_row() -> None:
     ]
 
 
+def test_low_bit_clients_and_kinds_that_occur() -> None:
+    clients = summary()["clients"]
+    clients[0] |= {"kind": "qnn", "bits": 4}
+    clients[1] |= {"kind": "bnn", "bits": 1, "T": 1}
+    run = summary(clients=clients, accuracy={"bnn": 25.0, "qnn": 50.0, "all": 37.5})
+    assert [row[1:3] for row in client_rows(run)[1:]] == [["qnn", "r18@0.25 b=4"], ["bnn", "r18@1"]]
+    assert run_rows([run])[0][4:7] == ["BNN", "QNN", "all"]
+    assert run_rows([run, summary()])[0][4:9] == ["ANN", "BNN", "QNN", "SNN", "all"]
+
+
 def test_a_client_without_accuracy_has_a_dash() -> None:
     clients = summary()["clients"]
     clients[0]["accuracy"] = None

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from asfedbridge.core import schedules, seeds
 from asfedbridge.core.payload import Payload, Shapes, clone, declared_bytes
 
-Kind = Literal["ann", "snn"]
+Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
 Point = Literal["received", "trained"]  # after the download, after local training
 
 
 class Output(NamedTuple):
-    """What every backbone returns; T == 1 for an ANN."""
+    """What every backbone returns; T == 1 unless it is an SNN."""
 
     logits_TBC: Tensor
     feature_TBD: Tensor
@@ -45,7 +45,10 @@ class Neuron:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """SGD with momentum, cosine decay over rounds; biases and normalisation parameters are never decayed."""
+    """SGD with momentum, cosine decay over rounds; biases and normalisation parameters are never decayed.
+
+    Low-bit clients learn at the ANN's rate and decay.
+    """
 
     lr_ann: float = 0.05
     lr_snn: float = 0.1
@@ -74,6 +77,7 @@ class Task:
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
+    quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
 
@@ -86,9 +90,10 @@ class ClientInfo:
     kind: Kind
     model: str
     width: float = 1.0
-    T: int = 1  # time steps; 1 for an ANN
+    T: int = 1  # time steps; 1 unless it is an SNN
     train_size: int = 0
     test_size: int = 0
+    bits: int = 32  # of weights and activations: 1 for a BNN, 2 to 8 for a QNN
 
     @property
     def shape(self) -> "ClientInfo":
@@ -96,8 +101,13 @@ class ClientInfo:
         return replace(self, id=0, train_size=0, test_size=0)
 
     @property
+    def full_kind(self) -> str:
+        """The kind, of a QNN with its bits: the same tensors mean the same in all clients of one full kind."""
+        return f"qnn:b={self.bits}" if self.kind == "qnn" else self.kind
+
+    @property
     def label(self) -> str:
-        return f"client {self.id} ({self.model}@{self.width:g}:{self.kind})"
+        return f"client {self.id} ({self.model}@{self.width:g}:{self.full_kind})"
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asfedbridge.core import losses
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.protocol import Client, Output, Round
 
 Terms = dict[str, Tensor]  # weighted terms of a loss by name; their sum is minimised
+
+
+class Bounded(nn.Module):
+    """A layer whose own tensors must stay within bounds: put back after every step, and never decayed."""
+
+    def bound(self) -> None:
+        """Change the tensors in place; called without gradients."""
+        raise NotImplementedError
 
 
 class Step(NamedTuple):
@@ -35,6 +43,7 @@ def fit(
     for module in steps:
         client.modules[module].train()
     optimiser = _restore(client, steps)
+    bounded = [layer for module in steps for layer in client.layers(module) if isinstance(layer, Bounded)]
     generator = client.generator(rnd, stage)
     means: dict[str, float] = {}
     for epoch in range(epochs):
@@ -51,6 +60,9 @@ def fit(
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
+            with torch.no_grad():
+                for layer in bounded:
+                    layer.bound()
             for name, part in parts.items():
                 sums[name] = sums.get(name, 0.0) + part.item() * len(y)
         means = {name: total / client.shard.train_size for name, total in sums.items()}
@@ -88,10 +100,13 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.SGD:
     groups = []
     for module, step in steps.items():
         tensors = list(client.modules[module].parameters())
-        # Tensors of one dimension are biases, normalisation parameters and port scales: never decayed.
+        layers = (layer for layer in client.layers(module) if isinstance(layer, Bounded))
+        bounded = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        # Tensors of one dimension are biases, normalisation parameters, port scales and step sizes: never decayed.
+        decayed = {id(p) for p in tensors if p.dim() > 1} - bounded
         groups += [
-            {"params": [p for p in tensors if p.dim() > 1], "lr": step.lr, "weight_decay": step.weight_decay},
-            {"params": [p for p in tensors if p.dim() <= 1], "lr": step.lr, "weight_decay": 0.0},
+            {"params": [p for p in tensors if id(p) in decayed], "lr": step.lr, "weight_decay": step.weight_decay},
+            {"params": [p for p in tensors if id(p) not in decayed], "lr": step.lr, "weight_decay": 0.0},
         ]
     optimiser = torch.optim.SGD(groups, momentum=client.task.optimiser.momentum)
     for module in steps:

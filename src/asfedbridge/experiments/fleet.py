@@ -1,6 +1,7 @@
-"""Fleets in one line: ``5*resnet18:ann,5*resnet18@0.25:snn:T=8``.
+"""Fleets in one line: ``5*resnet18:ann,3*resnet18@0.25:snn:T=8,2*resnet18:qnn:b=4``.
 
-Entries are separated by commas: [count*]model[@width]:kind[:T=steps]. Clients are numbered in the order written.
+Entries are separated by commas: [count*]model[@width]:kind[:T=steps][:b=bits]. Clients are numbered in the order
+written. Kinds are ann, snn (T steps), bnn (1 bit) and qnn (b bits). The fleets of ``FLEETS`` have names.
 """
 
 import dataclasses
@@ -15,9 +16,39 @@ from asfedbridge.models.zoo import BACKBONES
 ENTRY = re.compile(
     r"(?:(?P<count>[^*:@]*)\*)?(?P<model>[^*:@]+)(?:@(?P<width>[^*:@]*))?:(?P<kind>[^*:@]+)(?P<options>(?::[^:]*)*)"
 )
-KINDS = ("ann", "snn")
+FORM = "[count*]model[@width]:kind[:T=steps][:b=bits]"
+OPTIONS = {"ann": "", "snn": "T", "bnn": "", "qnn": "b"}  # what a kind may be told
+BITS, FEWEST_BITS, MOST_BITS = 4, 2, 8  # of a qnn: where an entry names none, and the limits
 N = TypeVar("N", int, float)
-MOST_CLIENTS, MOST_STEPS, WIDEST = 10_000, 64, 4.0
+MOST_CLIENTS, MOST_STEPS, NARROWEST, WIDEST = 10_000, 64, 0.01, 4.0
+
+# The paper's fleets at width 1; ``name_fleet`` writes them at the width of the recipe.
+_SCALES = ("@0.25", "@0.5", "", "@0.25", "@0.5")
+_ARCHITECTURES = ("resnet18", "vgg11", "vgg9", "resnet18", "mobilenet")
+_LOW_BIT = {"bnn": "bnn", "qnn2": "qnn:b=2", "qnn4": "qnn:b=4", "qnn8": "qnn:b=8"}
+FLEETS = {
+    "scale": ",".join(f"resnet18{width}:{kind}" for kind in ("ann", "snn") for width in _SCALES),
+    "architecture": ",".join(f"{model}:{kind}" for kind in ("ann", "snn") for model in _ARCHITECTURES),
+    **{f"{n}+{10 - n}": f"{n}*resnet18:ann,{10 - n}*resnet18:snn" for n in range(1, 10)},
+    **{name: f"10*resnet18:{kind}" for name, kind in ({"ann": "ann", "snn": "snn"} | _LOW_BIT).items()},
+    **{f"ann+{name}": f"5*resnet18:ann,5*resnet18:{kind}" for name, kind in _LOW_BIT.items()},
+}
+
+
+def name_fleet(text: str, width: float) -> str:
+    """The line of a named fleet, NAME or NAME@width, with ``width`` in place of 1; any other text as it is."""
+    name, at, own = (part.strip() for part in text.partition("@"))
+    if name not in FLEETS:
+        return text
+    if at:
+        width = _number(own, float, NARROWEST, WIDEST, f"fleet '{text}': width")
+    entries = []
+    for entry in FLEETS[name].split(","):
+        model, colon, kind = entry.partition(":")
+        model, _, share = model.partition("@")
+        scaled = width * float(share or 1)
+        entries.append((model if scaled == 1 else f"{model}@{scaled:g}") + colon + kind)
+    return ",".join(entries)
 
 
 def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
@@ -27,31 +58,39 @@ def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
         where = f"fleet entry {number} '{entry.strip()}'"
         match = ENTRY.fullmatch(entry.strip())
         if not match:
-            raise BadInput(f"{where}: write [count*]model[@width]:kind[:T=steps], e.g. 5*resnet18@0.25:snn")
+            named = nearest(entry.strip(), FLEETS) if number == 1 else ""
+            raise BadInput(f"{where}: write {FORM}, e.g. 5*resnet18@0.25:snn, or a named fleet{named}")
         count = _number("1" if match["count"] is None else match["count"], int, 1, MOST_CLIENTS, f"{where}: count")
-        width = _number("1.0" if match["width"] is None else match["width"], float, 0.01, WIDEST, f"{where}: width")
+        width = _number(
+            "1.0" if match["width"] is None else match["width"], float, NARROWEST, WIDEST, f"{where}: width"
+        )
         model, kind = match["model"], match["kind"]
         if model not in BACKBONES:
             raise BadInput(f"{where}: unknown model '{model}'{nearest(model, BACKBONES)}")
-        if kind not in KINDS:
-            raise BadInput(f"{where}: unknown kind '{kind}'{nearest(kind, KINDS)}")
+        if kind not in OPTIONS:
+            raise BadInput(f"{where}: unknown kind '{kind}'{nearest(kind, OPTIONS)}")
         given: dict[str, str] = {}
         for option in match["options"].split(":")[1:]:
             key, _, value = option.partition("=")
-            if key != "T" or kind != "snn" or key in given:
-                again = "is given twice" if key in given else f"is not known for kind {kind}; an snn takes T=steps"
-                raise BadInput(f"{where}: option '{option}' {again}")
+            if key != OPTIONS[kind] or not key or key in given:
+                taken = "an snn takes T=steps, a qnn takes b=bits"
+                why = "is given twice" if key in given else f"is not known for kind {kind}; {taken}"
+                raise BadInput(f"{where}: option '{option}' {why}")
             given[key] = value
-        own_steps = _number(given["T"], int, 1, MOST_STEPS, f"{where}: T") if given else steps
+        T, bits = (steps if kind == "snn" else 1), {"bnn": 1, "qnn": BITS}.get(kind, 32)
+        if "T" in given:
+            T = _number(given["T"], int, 1, MOST_STEPS, f"{where}: T")
+        if "b" in given:
+            bits = _number(given["b"], int, FEWEST_BITS, MOST_BITS, f"{where}: b")
         for _ in range(count):
-            clients.append(ClientInfo(len(clients), kind, model, width, own_steps if kind == "snn" else 1))  # type: ignore[arg-type]
+            clients.append(ClientInfo(len(clients), kind, model, width, T, bits=bits))  # type: ignore[arg-type]
     if len(clients) > MOST_CLIENTS:
         raise BadInput(f"fleet: {len(clients)} clients are more than {MOST_CLIENTS}")
     return clients
 
 
 def one_of_each(clients: Sequence[ClientInfo]) -> list[ClientInfo]:
-    """The first client of every model, width, kind and T, numbered anew."""
+    """The first client of every model, width, kind, T and bits, numbered anew."""
     return [dataclasses.replace(c, id=number) for number, c in enumerate(first_of_each(clients))]
 
 

@@ -29,7 +29,7 @@ def make_records(
 
 
 def group_means(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """For each number of a round: its mean over the ANN clients, the SNN clients, and all."""
+    """For each number of a round: its mean over the clients of each kind, and over all."""
     values: dict[str, dict[str, list[float]]] = {}
     for record in records:
         for key, value in record.items():
@@ -76,6 +76,7 @@ def summarise(
                 "model": c.model,
                 "width": c.width,
                 "T": c.T,
+                "bits": c.bits,
                 "accuracy": newest[c.id][key] if c.id in newest else None,  # never drawn
                 "train": c.train_size,
                 "test": c.test_size,

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
-from asfedbridge.experiments.fleet import MOST_STEPS, parse_fleet
+from asfedbridge.experiments.fleet import MOST_STEPS, name_fleet, parse_fleet
 
 Table = dict[str, Any]  # nested plain values, as TOML has them
 
@@ -37,6 +37,7 @@ class Spec:
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
+    quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
     checkpoint_every: int = 1  # rounds
@@ -67,8 +68,14 @@ class Spec:
         """Identity of the results: two specifications with one digest give the same bits."""
         table = to_table(self)
         del table["checkpoint_every"]
+        for name, default in LATER.items():
+            if table[name] == default:
+                del table[name]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
+
+# Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
+LATER: Table = {"quantiser": "lsq"}
 
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("train_per_class", 0, 10**9),
@@ -95,7 +102,10 @@ def to_table(spec: Spec) -> Table:
 
 
 def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
-    """``base`` with the fields of ``table`` in place of its own; every name and type is checked."""
+    """``base`` with the fields of ``table`` in place of its own; every name and type is checked.
+
+    A named fleet is written out at the width of the base's widest client.
+    """
     changes: Table = {}
     for key, value in table.items():
         if key == "method":
@@ -104,6 +114,8 @@ def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
             changes[key] = _update(getattr(base, key), _as_table(value, key), f"{key}.")
         else:
             changes |= _coerced(Spec, {key: value}, "")
+    if "fleet" in changes:
+        changes["fleet"] = name_fleet(changes["fleet"], max(c.width for c in parse_fleet(base.fleet, base.T)))
     return dataclasses.replace(base, **changes)
 
 

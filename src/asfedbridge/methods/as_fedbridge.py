@@ -6,6 +6,7 @@ Bridge for one (injection).
 Server: mean of the bodies by shard size.
 Choices, where the paper is silent:
 - weights move in a straight line over the rounds;
+- low-bit clients (BNN, QNN) do as ANN clients do, and count as such in `direction`;
 - the Bridge's optimiser state stays on the client (the paper's client algorithm retains it);
 - the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
 """

@@ -4,7 +4,7 @@ Exchanged: nothing; the data are in one place.
 Client: the task's epochs on all training images.
 Server: nothing.
 Choices:
-- the first client of every model, width, kind and T stands for its like, and is tested on all test images;
+- the first client of every model, width, kind, T and bits stands for its like, and is tested on all test images;
 - as many rounds of as many epochs as the federated methods, so each image is seen equally often.
 """
 

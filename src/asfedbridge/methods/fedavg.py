@@ -1,10 +1,12 @@
-"""FedAvg (McMahan et al., AISTATS 2017), direct over ANN and SNN clients, and isolated by kind.
+"""FedAvg (McMahan et al., AISTATS 2017), direct over clients of all kinds, and isolated by kind.
 
 Exchanged: every trainable tensor of the backbone, both ways.
 Client: starts from the aggregate; the task's epochs on its labels.
 Server: mean by shard size, tensor by tensor, over all clients or within a kind.
 Choices:
 - BatchNorm running statistics stay local (`bn_buffers`);
+- low-bit clients send latent weights; step sizes of a QNN are averaged with their weights, but among QNNs of the same
+  bits only: to others they say nothing. Isolated, QNNs of different bits are different kinds;
 - the momentum of a backbone that the download overwrites starts anew each round;
 - tables show the downloaded aggregate (point `received`).
 """
@@ -31,6 +33,7 @@ from asfedbridge.core.protocol import (
     register,
 )
 from asfedbridge.core.training import Terms, fit_backbone, supervise
+from asfedbridge.models.lowbit import is_step
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
 
@@ -45,10 +48,11 @@ class FedAvg(Method):
         return "all"
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
-        first: dict[str, ClientInfo] = {}
+        first: dict[str, tuple[ClientInfo, Shapes]] = {}
         for client in first_of_each(clients):
-            other = first.setdefault(self.group(client), client)
-            if self.uploads(task, other) != self.uploads(task, client):
+            shapes = {name: shape for name, shape in self.uploads(task, client).items() if not is_step(name)}
+            other, expected = first.setdefault(self.group(client), (client, shapes))
+            if shapes != expected:
                 raise BadInput(
                     f"method={self.name} averages tensor by tensor, but {client.label} and {other.label} "
                     f"do not have the same shapes; use one model and width in the fleet, or another method"
@@ -74,24 +78,34 @@ class FedAvg(Method):
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
         state: Payload = {}
-        for client in clients:
-            if not any(name.startswith(f"{self.group(client)}/") for name in state):
-                start = payload.select(build_backbone(task, client), buffers=self.bn_buffers == "averaged")
-                state |= {f"{self.group(client)}/{name}": tensor for name, tensor in start.items()}
+        for client in first_of_each(clients):
+            start = payload.select(build_backbone(task, client), buffers=self.bn_buffers == "averaged")
+            for name, tensor in start.items():
+                state.setdefault(f"{self.owner(client, name)}/{name}", tensor)
         return state
 
+    def owner(self, client: ClientInfo, name: str) -> str:
+        """Among whom a tensor of this client is averaged: its group, or for a step size its full kind."""
+        return client.full_kind if is_step(name) else self.group(client)
+
     def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
-        prefix = f"{self.group(client)}/"
-        return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+        own = (f"{self.group(client)}/", f"{client.full_kind}/")
+        return {name.partition("/")[2]: t for name, t in state.items() if name.startswith(own)}
 
     def server_round(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> Payload:
         state = dict(state)
-        for group in sorted({self.group(c) for c in clients}):
-            members = [c for c in clients if self.group(c) == group]
-            mean = payload.weighted_mean([ups[c.id].payload for c in members], [c.train_size for c in members])
-            state |= {f"{group}/{name}": tensor for name, tensor in mean.items()}
+        parts: dict[str, list[tuple[int, Payload]]] = {}  # by owner: sizes and tensors, in id order
+        for client in clients:
+            own: dict[str, Payload] = {}
+            for name, tensor in ups[client.id].payload.items():
+                own.setdefault(self.owner(client, name), {})[name] = tensor
+            for owner, tensors in own.items():
+                parts.setdefault(owner, []).append((client.train_size, tensors))
+        for owner, members in parts.items():
+            mean = payload.weighted_mean([tensors for _, tensors in members], [size for size, _ in members])
+            state |= {f"{owner}/{name}": tensor for name, tensor in mean.items()}
         return state
 
 
@@ -101,4 +115,4 @@ class IsolatedFedAvg(FedAvg):
     """One aggregate per kind of client: no knowledge passes between ANN and SNN."""
 
     def group(self, client: ClientInfo) -> str:
-        return client.kind
+        return client.full_kind

@@ -10,6 +10,7 @@ Choices, where the paper is silent or contradicts itself, most of them fields:
 - the global model is the fleet's ResNet-18 at its widest; a global layer begins as the mean of its first uploads;
 - the loss is summed over output channels; 50 steps a round; pseudo inputs of the kernel's size: one response each;
 - entropies are of weights, over each tensor's own range; an upload is compared with its counterpart after transfer;
+- step sizes of a QNN stay with the client, also when a layer is inserted; it learns them anew;
 - with `mismatch=prefix`, entries beyond the common prefix stay as they are, on both sides;
 - a client that was away gets the layer it was promised, as the server has it by then;
 - momentum of an overwritten layer starts anew; tables show clients with their layer inserted (point `received`).

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., MLSys 2020), direct over ANN and SNN clients, and isolated by kind.
+"""FedProx (Li et al., MLSys 2020), direct over clients of all kinds, and isolated by kind.
 
 Exchanged: as FedAvg.
 Client: as FedAvg, with mu/2 ||w - w_r||^2 over the trainable tensors, w_r the downloaded backbone.
@@ -34,4 +34,4 @@ class IsolatedFedProx(FedProx):
     """One aggregate per kind of client; the proximal anchor is the kind's own aggregate."""
 
     def group(self, client: ClientInfo) -> str:
-        return client.kind
+        return client.full_kind

@@ -202,13 +202,28 @@ class Continuous(nn.Module):
         return conv(x), side(x)
 
     def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out: Tensor = (norm(x) if residual is None else norm(x) + residual).relu()
-        return out
+        return self.between(norm(x) if residual is None else norm(x) + residual)
 
     def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
         return self.after(norm, x_B)
 
+    def between(self, x: Tensor) -> Tensor:
+        """What stands between a sum and the convolution that reads it."""
+        return x.relu()
+
+
+class Unrectified(Continuous):
+    """The activation of a binary network: its convolutions take signs, and a ReLU would leave them only one.
+
+    Sums, shortcuts among them, stay real; the projected feature is full precision, and rectified as an ANN's.
+    """
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
 
 def make_activation(task: Task, info: ClientInfo) -> Spiking | Continuous:
     """What stands between the layers of this client's networks."""
-    return Spiking(info.T, task.neuron) if info.kind == "snn" else Continuous()
+    if info.kind == "snn":
+        return Spiking(info.T, task.neuron)
+    return Unrectified() if info.kind == "bnn" else Continuous()

@@ -12,6 +12,7 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
+from asfedbridge.models.lowbit import lower_bits
 from asfedbridge.models.neuron import Spiking, make_activation
 from asfedbridge.models.parts import build
 from asfedbridge.models.paths import path_of
@@ -33,7 +34,9 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
 
 def make_backbone(task: Task, info: ClientInfo) -> Backbone:
     act = make_activation(task, info)
-    return BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
+    model = BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
+    lower_bits(model, task, info)
+    return model
 
 
 def outline_backbone(task: Task, info: ClientInfo) -> Backbone:

@@ -56,7 +56,8 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
 def client_rows(summary: dict[str, Any]) -> Rows:
     rows = [["client", "kind", "model", "train", "test", "accuracy"]]
     for c in summary["clients"]:
-        model = f"{c['model']}@{c['width']:g}" + (f" T={c['T']}" if c["kind"] == "snn" else "")
+        option = {"snn": f" T={c['T']}", "qnn": f" b={c.get('bits')}"}.get(c["kind"], "")
+        model = f"{c['model']}@{c['width']:g}{option}"
         rows.append([str(c["id"]), c["kind"], model, str(c["train"]), str(c["test"]), _percent(c["accuracy"])])
     return rows
 
