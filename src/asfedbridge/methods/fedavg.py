@@ -6,12 +6,13 @@ Server: mean by shard size, tensor by tensor, over all clients or within a kind.
 Choices:
 - BatchNorm running statistics stay local (`bn_buffers`);
 - the momentum of a backbone that the download overwrites starts anew each round;
-- tables show the downloaded aggregate (point `received`).
+- tables show the downloaded aggregate (point `received`);
+- on event data the stems of ANN and SNN clients differ in shape: direct, each client keeps its own.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -33,6 +34,8 @@ from asfedbridge.core.protocol import (
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
+V = TypeVar("V")
+
 
 @register("fedavg")
 @dataclass(frozen=True)
@@ -43,6 +46,23 @@ class FedAvg(Method):
     def group(self, client: ClientInfo) -> str:
         """Clients of one group share one aggregate."""
         return "all"
+
+    def keeps_stems(self, task: Task) -> bool:
+        """Whether stems stay with their clients, because one aggregate is for clients whose stems differ in shape."""
+        return task.stems_differ
+
+    def shared(self, task: Task, tensors: Mapping[str, V]) -> dict[str, V]:
+        """Of a backbone's tensors, those that are averaged."""
+        kept = "stem." if self.keeps_stems(task) else None
+        return {name: t for name, t in tensors.items() if kept is None or not name.startswith(kept)}
+
+    def notes(self, task: Task) -> list[str]:
+        if not self.keeps_stems(task):
+            return []
+        widths = f"{task.channels} and {task.channels // task.frames} channels"
+        return [
+            f"{self.name}: stems that take frames at once or one by one ({widths}) are not averaged; clients keep them"
+        ]
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         first: dict[str, ClientInfo] = {}
@@ -55,7 +75,7 @@ class FedAvg(Method):
                 )
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
-        return payload.shapes(outline_backbone(task, client), buffers=self.bn_buffers == "averaged")
+        return self.shared(task, payload.shapes(outline_backbone(task, client), self.bn_buffers == "averaged"))
 
     downloads = uploads
 
@@ -64,9 +84,14 @@ class FedAvg(Method):
         client.momentum.pop("backbone", None)
 
     def client_round(self, client: Client, rnd: Round) -> Upload:
-        start = [p.detach().clone() for p in client.backbone.parameters()]
+        start = [p.detach().clone() for p in self.trained(client)]
         metrics = fit_backbone(client, rnd, "local", lambda out, x, y: self.terms(client, start, out, y))
-        return Upload(payload.select(client.backbone, buffers=self.bn_buffers == "averaged"), metrics)
+        own = payload.select(client.backbone, self.bn_buffers == "averaged")
+        return Upload(self.shared(client.task, own), metrics)
+
+    def trained(self, client: Client) -> list[Tensor]:
+        """The trainable tensors that came with the download."""
+        return list(self.shared(client.task, dict(client.backbone.named_parameters())).values())
 
     def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
         """The local loss; ``start`` is the downloaded backbone."""
@@ -76,8 +101,8 @@ class FedAvg(Method):
         state: Payload = {}
         for client in clients:
             if not any(name.startswith(f"{self.group(client)}/") for name in state):
-                start = payload.select(build_backbone(task, client), buffers=self.bn_buffers == "averaged")
-                state |= {f"{self.group(client)}/{name}": tensor for name, tensor in start.items()}
+                start = payload.select(build_backbone(task, client), self.bn_buffers == "averaged")
+                state |= {f"{self.group(client)}/{name}": t for name, t in self.shared(task, start).items()}
         return state
 
     def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
@@ -102,3 +127,6 @@ class IsolatedFedAvg(FedAvg):
 
     def group(self, client: ClientInfo) -> str:
         return client.kind
+
+    def keeps_stems(self, task: Task) -> bool:
+        return False
