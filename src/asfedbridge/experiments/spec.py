@@ -23,12 +23,14 @@ class Spec:
     train_per_class: int = 0  # use only the first so many examples of each class; 0: all
     test_per_class: int = 0
     image_size: int = 0  # 0: as stored
+    frames_by: Literal["count", "time"] = "count"  # how T frames share the events of a recording
+    skip_damaged: bool = False  # leave out recordings that cannot be read; else they are an error
     augment: Literal["auto", "none", "crop", "crop+flip"] = "auto"
     partition: Literal["dirichlet", "iid"] = "dirichlet"
     alpha: float = 0.1  # of the Dirichlet partition: small is skewed
     holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone
     fleet: str = "5*resnet18:ann,5*resnet18:snn"
-    T: int = 4  # time steps of SNN clients
+    T: int = 4  # time steps of SNN clients, and frames of event data
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
@@ -67,6 +69,9 @@ class Spec:
         """Identity of the results: two specifications with one digest give the same bits."""
         table = to_table(self)
         del table["checkpoint_every"]
+        for name, default in LATER.items():
+            if table[name] == default:
+                del table[name]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
@@ -85,6 +90,9 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("threads", 0, 4096),
     ("checkpoint_every", 1, 10**6),
 )
+
+# Fields that came after runs were made, at the value those runs had: they leave their digests as they were.
+LATER: Table = {"frames_by": "count", "skip_damaged": False}
 
 
 def to_table(spec: Spec) -> Table:
