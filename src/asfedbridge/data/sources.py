@@ -98,7 +98,7 @@ def check(name: str, root: Path) -> list[str]:
             raise BadInput(f"{root / name}: {found} recordings, there are {official}: {collection_remedy(name, root)}")
     data = load(name, root)
     size = f"{data.channels}x{data.height}x{data.width}"
-    what = "images" if data.frames == 1 else f"examples of {data.frames} frames,"
+    what = "images" if data.frames == 1 else f"examples of {data.frames} frames"
     counts = f"{len(data.y_train)} training and {len(data.y_test)} test {what}"
     return [*lines, f"{name}: {counts}, {size}, {len(data.classes)} classes: good"]
 
