@@ -32,10 +32,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return Federation(prepare(apply_overrides(quickstart(), changes), path.parent))
 
 
-@pytest.mark.parametrize("name", ["as-fedbridge", "fedavg"])
-def test_the_same_bits_everywhere(federation: Any, name: str, tmp_path: Path) -> None:
-    assert federation.task.stems_differ
-    method = make_method(name)
+def test_the_same_bits_over_bytes_and_in_a_pool(federation: Any, tmp_path: Path) -> None:
+    method = quickstart().method
     plain = federation.plain(method)
     assert federation.play_over_bytes(method, backwards=True).differences(plain) == []
     assert federation.play_in_pool(method, tmp_path).differences(plain) == []
+
+
+def test_stems_that_stay_are_part_of_a_clients_state(federation: Any) -> None:
+    assert federation.task.stems_differ
+    method = make_method("fedavg")
+    assert federation.play_over_bytes(method).differences(federation.plain(method)) == []
