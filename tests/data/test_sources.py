@@ -48,7 +48,6 @@ def test_image_size_resizes_and_is_checked(tmp_path: Path) -> None:
         ("npz:", "did you mean npz:PATH?"),
         ("foldr:x", "did you mean folder:PATH?"),
         ("tiny-imagenet", "choose from digits"),
-        ("nmnist", "choose from digits"),
         ("", "choose from digits"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS
 from asfedbridge.experiments.recipes import RECIPES, quickstart
-from asfedbridge.experiments.spec import RANGES, Spec, apply_overrides, from_table, known_keys, to_table
+from asfedbridge.experiments.spec import LATER, RANGES, Spec, apply_overrides, from_table, known_keys, to_table
 from asfedbridge.experiments.toml import parse_assignment, parse_value, read_toml, write_toml
 
 RUNS = [(recipe, method) for recipe in RECIPES for method in sorted(METHODS)]
@@ -320,3 +320,11 @@ def test_the_digest_is_of_results() -> None:
     assert dataclasses.replace(spec, checkpoint_every=7).digest() == spec.digest()
     assert dataclasses.replace(spec, seed=7).digest() != spec.digest()
     assert len({RECIPES[r](m).digest() for r, m in RUNS}) == len(RUNS)
+
+
+def test_fields_that_came_later_leave_old_digests_alone() -> None:
+    """A run that was made before them can be resumed."""
+    assert quickstart("fedavg").digest() == "53fd1c0962fb642e78963578fb2ba10a935458fb0ce73ba8ca1d91cdf89937c4"
+    changed = {"frames_by": "time", "skip_damaged": True}
+    assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == 2
+    assert LATER.keys() == changed.keys()

@@ -8,8 +8,9 @@ from torch import nn
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, clone
-from asfedbridge.core.protocol import Kind, Round, Upload
-from asfedbridge.engines.client import take_turn
+from asfedbridge.core.protocol import Client, ClientInfo, Kind, Round, Upload
+from asfedbridge.data.loader import Shard
+from asfedbridge.engines.client import build_client, take_turn
 from asfedbridge.methods.fedavg import FedAvg, IsolatedFedAvg
 from asfedbridge.methods.fedprox import FedProx, IsolatedFedProx
 
@@ -169,3 +170,64 @@ def test_a_large_fleet_is_checked_by_its_shapes(lab: Any, monkeypatch: pytest.Mo
     assert set(asked) == {0, 1}
     with pytest.raises(BadInput, match=r"client 5001 .* and client [01] .*do not have the same shapes"):
         method.check(lab.task, [*many, lab.info("snn", id=5001, width=0.25)])
+
+
+def framed(lab: Any, method: FedAvg, kind: Kind, id: int, train_size: int) -> Client:
+    """A client of event data in three frames, among others whose stems are of the other shape."""
+    task = replace(lab.task, channels=6, frames=3, stems_differ=True)
+    info = ClientInfo(id, kind, "resnet18", 0.125, 3 if kind == "snn" else 1, train_size, 4)
+    x = torch.randint(0, 9, (8, 6, 8, 8), generator=torch.Generator().manual_seed(id), dtype=torch.uint8)
+    y = torch.arange(8) % 4
+    return build_client(method, task, info, Shard(x, y, x, y, [0.0] * 6, [0.01] * 6, "none"))
+
+
+@pytest.mark.parametrize("method", DIRECT, ids=name)
+def test_stems_of_unequal_shape_stay_and_all_else_is_averaged(lab: Any, method: FedAvg, to_bytes: Bytes) -> None:
+    clients = [framed(lab, method, "ann", 0, 1), framed(lab, method, "snn", 1, 3)]
+    infos, task = [c.info for c in clients], clients[0].task
+    method.check(task, infos)
+    state = method.server_init(task, infos)
+    ups: dict[int, Upload] = {}
+    for client in clients:
+        stem = client.backbone.stem.weight.detach().clone()
+        method.client_receive(client, method.server_send(state, client.info, FIRST), FIRST)
+        assert torch.equal(client.backbone.stem.weight, stem)
+        ups[client.info.id] = take_turn(method, client, method.server_send(state, client.info, FIRST), FIRST)
+        assert not torch.equal(client.backbone.stem.weight, stem)  # it learns, by itself
+        assert ups[client.info.id].payload.keys() == {
+            key for key, _ in client.backbone.named_parameters() if key != "stem.weight"
+        }
+    new = method.server_round(state, infos, ups, FIRST)
+    assert new.keys() == state.keys() == {f"all/{key}" for key in ups[0].payload}
+    for key in ("norm.weight", "stages.0.0.conv1.weight", "classifier.bias"):
+        mean = ups[0].payload[key] * 0.25 + ups[1].payload[key] * 0.75  # one example against three
+        torch.testing.assert_close(new[f"all/{key}"], mean)
+    before = [to_bytes(c.backbone)["stem.weight"] for c in clients]
+    for client in clients:
+        method.client_receive(client, method.server_send(new, client.info, FIRST), FIRST)
+    assert [to_bytes(c.backbone)["stem.weight"] for c in clients] == before
+    ann, snn = (dict(c.backbone.named_parameters()) for c in clients)
+    assert all(torch.equal(ann[key], snn[key]) for key in ann if key != "stem.weight")
+    (note,) = method.notes(task)
+    assert method.name in note
+    assert "6 and 2 channels" in note
+
+
+@pytest.mark.parametrize("method", DIRECT + ISOLATED, ids=name)
+def test_stems_of_one_shape_are_averaged(lab: Any, method: FedAvg) -> None:
+    """Of one kind of client, or within a kind."""
+    task = replace(lab.task, channels=6, frames=3, stems_differ=method in ISOLATED)
+    assert method.uploads(task, lab.info("ann"))["stem.weight"] == (8, 6, 3, 3)
+    assert method.notes(task) == []
+
+
+def test_no_proximal_force_on_a_stem_that_was_not_sent(lab: Any) -> None:
+    method = FedProx(mu=1.0)
+    client = framed(lab, method, "snn", 0, 8)
+    down = method.server_send(method.server_init(client.task, [client.info]), client.info, FIRST)
+    method.client_receive(client, down, FIRST)
+    anchor = [p.detach() - 1.0 for p in method.trained(client)]
+    ((x, y),) = list(client.shard.train_batches_plain(8))
+    method.terms(client, anchor, client.backbone(x), y)["prox"].backward()
+    assert client.backbone.stem.weight.grad is None
+    torch.testing.assert_close(client.backbone.classifier.bias.grad, torch.ones(4))

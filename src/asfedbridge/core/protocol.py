@@ -70,6 +70,8 @@ class Task:
     classes: int
     channels: int
     image_size: int
+    frames: int = 1  # time steps inside the data, folded into the channels; 1: static images
+    stems_differ: bool = False  # some clients take the frames one by one, others all at once as channels
     seed: int = 42
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
@@ -229,6 +231,10 @@ class Method(ABC):
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         """Raise BadInput in one line when this fleet has no valid mapping; called before anything is built."""
+
+    def notes(self, task: Task) -> list[str]:
+        """What a reader of this run's results should know, a line each."""
+        return []
 
     @abstractmethod
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:

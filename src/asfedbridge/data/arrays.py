@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,10 @@ def load_npz(name: str, path: Path, image_size: int) -> Dataset:
     return assemble(name, halves["train"], halves["test"], classes, "crop+flip", image_size)
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The required arrays and, if there, `classes`; nothing in the file is ever unpickled."""
+def read_arrays(
+    path: Path, keys: Sequence[str] = KEYS, optional: Sequence[str] = ("classes",)
+) -> dict[str, np.ndarray]:
+    """The required arrays and those of the optional ones that are there; nothing in the file is ever unpickled."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file: give npz:PATH of an archive written by numpy.savez")
     try:
@@ -39,12 +41,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise BadInput(f"{path}: a single .npy array: store {', '.join(KEYS)} with numpy.savez")
-            for key in KEYS:
+                raise BadInput(f"{path}: a single .npy array: store {', '.join(keys)} with numpy.savez")
+            for key in keys:
                 if key not in archive.files:
                     found = ", ".join(archive.files) or "nothing"
-                    raise BadInput(f"{path}: array {key} is missing (found: {found}): store {', '.join(KEYS)}")
-            return {key: read_array(path, archive, key) for key in (*KEYS, "classes") if key in archive.files}
+                    raise BadInput(f"{path}: array {key} is missing (found: {found}): store {', '.join(keys)}")
+            return {key: read_array(path, archive, key) for key in (*keys, *optional) if key in archive.files}
     except BadInput:
         raise
     except UNREADABLE as error:

@@ -25,6 +25,8 @@ class Dataset:
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
     augment: str  # the source's default: "crop", "crop+flip" or "none"
+    frames: int = 1  # of events, folded into the channels; 1: static images
+    notes: tuple[str, ...] = ()  # what was left out
 
     @property
     def channels(self) -> int:

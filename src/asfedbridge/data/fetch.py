@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.cifar import RELEASES, Release, state
+from asfedbridge.data.recordings import COLLECTIONS, remedy
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
 
@@ -27,6 +28,8 @@ def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: 
     An archive put into `root` by hand is used as it is, without network.
     """
     if name not in RELEASES:
+        if name in COLLECTIONS:
+            raise BadInput(f"data {name!r} is not fetched automatically: {remedy(name, root)}")
         raise BadInput(
             f"data {name!r} cannot be fetched: choose from {', '.join(RELEASES)}; other sets need no download"
         )

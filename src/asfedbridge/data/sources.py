@@ -1,4 +1,4 @@
-"""The image sets a run can name, and where they are looked for."""
+"""The data sets a run can name, and where they are looked for."""
 
 import difflib
 import os
@@ -11,16 +11,23 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.arrays import load_npz
 from asfedbridge.data.cifar import RELEASES, load_cifar, remedy, state
 from asfedbridge.data.dataset import Dataset, assemble, check_image_size
+from asfedbridge.data.event_arrays import holds_events, load_event_arrays
 from asfedbridge.data.folder import load_folder
+from asfedbridge.data.frames import Framing
+from asfedbridge.data.recordings import COLLECTIONS, find, load_collection
+from asfedbridge.data.recordings import remedy as collection_remedy
 
 SOURCES = {
     "digits": "1 797 handwritten digits, 8x8 grey, 10 classes",
     "cifar10": "60 000 photographs, 32x32 RGB, 10 classes",
     "cifar100": "60 000 photographs, 32x32 RGB, 100 classes",
-    "npz:PATH": "your own uint8 arrays x_train, y_train, x_test, y_test [, classes]",
+    "nmnist": "70 000 event recordings of handwritten digits, 34x34, T frames of 2 polarities, 10 classes",
+    "cifar10-dvs": "10 000 event recordings of photographs, 48x48 of 128x128, T frames of 2 polarities, 10 classes",
+    "npz:PATH": "your own uint8 arrays x_train, y_train, x_test, y_test [, classes], or events (docs/events.md)",
     "folder:PATH": "your own images, train/CLASS/* and test/CLASS/*",
 }
 
+AS_PAPER = Framing()
 DIGITS_SPLIT_SEED = 20240229  # the split belongs to the data set: no run seed moves it
 
 
@@ -34,19 +41,27 @@ def data_root(given: str | None) -> Path:
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "asfedbridge"
 
 
-def load(name: str, root: Path, image_size: int = 0) -> Dataset:
-    """Read a whole set into memory; `root` holds downloaded sets, `image_size` 0 keeps the stored size.
+def load(
+    name: str, root: Path, image_size: int = 0, framing: Framing = AS_PAPER, skip_damaged: bool = False
+) -> Dataset:
+    """Read a whole set; `root` holds downloaded sets, `image_size` 0 keeps the stored size.
 
-    Resizing takes the central square of each image and scales it.
+    Resizing takes the central square of each image and scales it; `framing` is how events become frames. A damaged
+    recording is an error unless `skip_damaged`.
     """
     check_image_size(image_size)
     kind, _, path = name.partition(":")
     if kind == "npz" and path:
-        return load_npz(name, Path(path).expanduser(), image_size)
+        file = Path(path).expanduser()
+        if holds_events(file):
+            return load_event_arrays(name, file, image_size, framing, skip_damaged)
+        return load_npz(name, file, image_size)
     if kind == "folder" and path:
         return load_folder(name, Path(path).expanduser(), image_size)
     if name in RELEASES:
         return load_cifar(name, root, image_size)
+    if name in COLLECTIONS:
+        return load_collection(name, root, image_size, framing, skip_damaged)
     if name == "digits":
         return load_digits(name, image_size)
     raise unknown(name)
@@ -58,6 +73,9 @@ def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
     for name, release in RELEASES.items():
         here = root is not None and all((root / release.folder / file).is_file() for file in release.files)
         origins[name] = f"in {root}" if here else f"asfedbridge data fetch {name}"
+    for name in COLLECTIONS:
+        here = root is not None and (root / name).is_dir()
+        origins[name] = f"in {root}" if here else f"where to put it: asfedbridge data fetch {name}"
     return [(name, what, origins.get(name, "read from PATH")) for name, what in SOURCES.items()]
 
 
@@ -74,9 +92,14 @@ def check(name: str, root: Path) -> list[str]:
         if bad:
             raise BadInput(f"{'; '.join(bad)}: {remedy(name, root)}")
         lines = [f"{path}: good" for path in states]
+    if name in COLLECTIONS:
+        found, official = sum(map(len, find(name, root))), COLLECTIONS[name].official
+        if found != official:
+            raise BadInput(f"{root / name}: {found} recordings, there are {official}: {collection_remedy(name, root)}")
     data = load(name, root)
     size = f"{data.channels}x{data.height}x{data.width}"
-    counts = f"{len(data.y_train)} training and {len(data.y_test)} test images"
+    what = "images" if data.frames == 1 else f"examples of {data.frames} frames"
+    counts = f"{len(data.y_train)} training and {len(data.y_test)} test {what}"
     return [*lines, f"{name}: {counts}, {size}, {len(data.classes)} classes: good"]
 
 

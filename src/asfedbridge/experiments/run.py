@@ -16,6 +16,7 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
+from asfedbridge.data.frames import Framing
 from asfedbridge.data.loader import Shard, make_shards
 from asfedbridge.data.partition import hold_out, pool, split
 from asfedbridge.data.sources import load
@@ -29,6 +30,7 @@ from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
+from asfedbridge.models.neuron import stem_channels
 from asfedbridge.models.zoo import check_backbone, compile_kernels
 
 
@@ -50,11 +52,13 @@ class Setting:
     shards: list[Shard]
     fingerprint: str  # of the data
     partition: str  # digest of the indices
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
 
 
 def prepare(spec: Spec, data_root: Path) -> Setting:
     """Load and split the data and check all that can be checked before training."""
-    dataset = load(spec.data, data_root, spec.image_size)
+    framing = Framing(spec.T, spec.frames_by)
+    dataset = load(spec.data, data_root, spec.image_size, framing, spec.skip_damaged)
     dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
     fleet = parse_fleet(spec.fleet, spec.T)
     partition = split(
@@ -77,8 +81,10 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         classes=len(dataset.classes),
         channels=dataset.channels,
         image_size=dataset.height,
+        frames=dataset.frames,
         **{name: getattr(spec, name) for name in shared},
     )
+    task = dataclasses.replace(task, stems_differ=len({stem_channels(task, c) for c in fleet}) > 1)
     clients = [
         dataclasses.replace(c, train_size=s.train_size, test_size=s.test_size)
         for c, s in zip(fleet, shards, strict=True)
@@ -86,7 +92,8 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
     for client in clients:
         check_backbone(task, client)
     spec.method.check(task, clients)
-    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest)
+    notes = (*dataset.notes, *spec.method.notes(task))
+    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest, notes)
 
 
 def pick_device(name: str) -> torch.device:
@@ -190,6 +197,7 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
             "partition": spec.partition,
             "alpha": spec.alpha,
             **({"holdout": spec.holdout} if spec.holdout else {}),
+            **({"notes": list(setting.notes)} if setting.notes else {}),
             "bn_buffers": getattr(method, "bn_buffers", "local"),
             "specification": identity["specification"],
             "data_fingerprint": identity["data"],

@@ -23,12 +23,14 @@ class Spec:
     train_per_class: int = 0  # use only the first so many examples of each class; 0: all
     test_per_class: int = 0
     image_size: int = 0  # 0: as stored
+    frames_by: Literal["count", "time"] = "count"  # how T frames share the events of a recording
+    skip_damaged: bool = False  # leave out recordings that cannot be read; else they are an error
     augment: Literal["auto", "none", "crop", "crop+flip"] = "auto"
     partition: Literal["dirichlet", "iid"] = "dirichlet"
     alpha: float = 0.1  # of the Dirichlet partition: small is skewed
     holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone
     fleet: str = "5*resnet18:ann,5*resnet18:snn"
-    T: int = 4  # time steps of SNN clients
+    T: int = 4  # time steps of SNN clients, and frames of event data
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
@@ -75,7 +77,7 @@ class Spec:
 
 
 # Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
-LATER: Table = {"quantiser": "lsq"}
+LATER: Table = {"quantiser": "lsq", "frames_by": "count", "skip_damaged": False}
 
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("train_per_class", 0, 10**9),

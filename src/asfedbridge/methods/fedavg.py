@@ -8,12 +8,13 @@ Choices:
 - low-bit clients send latent weights; step sizes of a QNN are averaged with their weights, but among QNNs of the same
   bits only: to others they say nothing. Isolated, QNNs of different bits are different kinds;
 - the momentum of a backbone that the download overwrites starts anew each round;
-- tables show the downloaded aggregate (point `received`).
+- tables show the downloaded aggregate (point `received`);
+- on event data the stems of ANN and SNN clients differ in shape: direct, each client keeps its own.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -36,6 +37,8 @@ from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.models.lowbit import is_step
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
+V = TypeVar("V")
+
 
 @register("fedavg")
 @dataclass(frozen=True)
@@ -46,6 +49,23 @@ class FedAvg(Method):
     def group(self, client: ClientInfo) -> str:
         """Clients of one group share one aggregate."""
         return "all"
+
+    def keeps_stems(self, task: Task) -> bool:
+        """Whether stems stay with their clients, because one aggregate is for clients whose stems differ in shape."""
+        return task.stems_differ
+
+    def shared(self, task: Task, tensors: Mapping[str, V]) -> dict[str, V]:
+        """Of a backbone's tensors, those that are averaged."""
+        kept = "stem." if self.keeps_stems(task) else None
+        return {name: t for name, t in tensors.items() if kept is None or not name.startswith(kept)}
+
+    def notes(self, task: Task) -> list[str]:
+        if not self.keeps_stems(task):
+            return []
+        widths = f"{task.channels} and {task.channels // task.frames} channels"
+        return [
+            f"{self.name}: stems that take frames at once or one by one ({widths}) are not averaged; clients keep them"
+        ]
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         first: dict[str, tuple[ClientInfo, Shapes]] = {}
@@ -59,7 +79,7 @@ class FedAvg(Method):
                 )
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
-        return payload.shapes(outline_backbone(task, client), buffers=self.bn_buffers == "averaged")
+        return self.shared(task, payload.shapes(outline_backbone(task, client), self.bn_buffers == "averaged"))
 
     downloads = uploads
 
@@ -68,9 +88,14 @@ class FedAvg(Method):
         client.momentum.pop("backbone", None)
 
     def client_round(self, client: Client, rnd: Round) -> Upload:
-        start = [p.detach().clone() for p in client.backbone.parameters()]
+        start = [p.detach().clone() for p in self.trained(client)]
         metrics = fit_backbone(client, rnd, "local", lambda out, x, y: self.terms(client, start, out, y))
-        return Upload(payload.select(client.backbone, buffers=self.bn_buffers == "averaged"), metrics)
+        own = payload.select(client.backbone, self.bn_buffers == "averaged")
+        return Upload(self.shared(client.task, own), metrics)
+
+    def trained(self, client: Client) -> list[Tensor]:
+        """The trainable tensors that came with the download."""
+        return list(self.shared(client.task, dict(client.backbone.named_parameters())).values())
 
     def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
         """The local loss; ``start`` is the downloaded backbone."""
@@ -80,7 +105,7 @@ class FedAvg(Method):
         state: Payload = {}
         for client in first_of_each(clients):
             start = payload.select(build_backbone(task, client), buffers=self.bn_buffers == "averaged")
-            for name, tensor in start.items():
+            for name, tensor in self.shared(task, start).items():
                 state.setdefault(f"{self.owner(client, name)}/{name}", tensor)
         return state
 
@@ -116,3 +141,6 @@ class IsolatedFedAvg(FedAvg):
 
     def group(self, client: ClientInfo) -> str:
         return client.full_kind
+
+    def keeps_stems(self, task: Task) -> bool:
+        return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asfedbridge.core.losses import squared_distance
-from asfedbridge.core.protocol import Client, ClientInfo, Output, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Task, register
 from asfedbridge.core.training import Terms, supervise
 from asfedbridge.methods.fedavg import FedAvg
 
@@ -24,7 +24,7 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
-        proximal = self.mu / 2 * squared_distance(client.backbone.parameters(), start)
+        proximal = self.mu / 2 * squared_distance(self.trained(client), start)
         return {"ce": supervise(client, out, y), "prox": proximal}
 
 
@@ -35,3 +35,6 @@ class IsolatedFedProx(FedProx):
 
     def group(self, client: ClientInfo) -> str:
         return client.full_kind
+
+    def keeps_stems(self, task: Task) -> bool:
+        return False

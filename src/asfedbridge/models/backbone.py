@@ -40,7 +40,7 @@ class Backbone(nn.Module):
         self.classifier = nn.Linear(feature_dim, classes)
 
     def forward(self, x_BCHW: Tensor) -> Output:
-        x = self.act.start(self.norm, self.stem(x_BCHW))  # a static image needs its stem once, not T times
+        x = self.act.read(self.stem, self.norm, x_BCHW)
         for stage in self.stages:
             x = stage(x)
         pooled = x.mean(dim=(2, 3))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asfedbridge.core import seeds
 from asfedbridge.core.protocol import ClientInfo, Task
 from asfedbridge.models.backbone import scaled
-from asfedbridge.models.neuron import Continuous, Spiking, make_activation
+from asfedbridge.models.neuron import Continuous, Spiking, make_activation, stem_channels
 from asfedbridge.models.parts import BasicBlock, BatchNorm, build, conv3x3
 from asfedbridge.models.resnet import STAGES, ResNet18
 
@@ -73,9 +73,11 @@ class ComposedBlock(BasicBlock):
 
 
 class ComposedResNet18(ResNet18):
-    def __init__(self, act: Spiking | Continuous, task: Task, width: float, sizes: list[BlockSizes]) -> None:
-        super().__init__(act, task.channels, task.classes, width, task.feature_dim, task.projector)
-        self.stem = conv3x3(task.channels, STAGES[0])
+    def __init__(
+        self, act: Spiking | Continuous, channels: int, task: Task, width: float, sizes: list[BlockSizes]
+    ) -> None:
+        super().__init__(act, channels, task.classes, width, task.feature_dim, task.projector)
+        self.stem = conv3x3(channels, STAGES[0])
         self.norm = BatchNorm(STAGES[0])
         blocks = [ComposedBlock(s, act) for s in sizes]
         self.stages = nn.ModuleList(nn.Sequential(*blocks[i : i + 2]) for i in range(0, len(blocks), 2))
@@ -88,7 +90,7 @@ class ComposedResNet18(ResNet18):
 
     def input_rates(self, x_BCHW: Tensor) -> Tensor:
         """The mean input of every composed convolution: its firing rate, where spikes go in."""
-        x = self.act.start(self.norm, self.stem(x_BCHW))
+        x = self.act.read(self.stem, self.norm, x_BCHW)
         rates = []
         for block in self.blocks():
             hidden, out = block.trace(x)
@@ -98,9 +100,8 @@ class ComposedResNet18(ResNet18):
 
 
 def make_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
-    return ComposedResNet18(
-        make_activation(task, info), task, info.width, block_sizes(info.width, bank_inputs, bank_outputs)
-    )
+    sizes = block_sizes(info.width, bank_inputs, bank_outputs)
+    return ComposedResNet18(make_activation(task, info), stem_channels(task, info), task, info.width, sizes)
 
 
 def outline_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:

@@ -130,12 +130,16 @@ def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
 
 
 class Spiking(nn.Module):
-    """LIF activation on tensors whose first dimension is time folded into batch, [T * B, ...]."""
+    """LIF activation on tensors whose first dimension is time folded into batch, [T * B, ...].
 
-    def __init__(self, steps: int, neuron: Neuron) -> None:
+    With ``frames`` the network's input has time folded into its channels, [B, T * C, ...].
+    """
+
+    def __init__(self, steps: int, neuron: Neuron, frames: bool = False) -> None:
         super().__init__()
         self.steps = steps
         self.neuron = neuron
+        self.frames = frames
 
     def forward(self, x: Tensor) -> Tensor:
         return lif(x.unflatten(0, (self.steps, -1)), self.neuron).flatten(0, 1)
@@ -145,8 +149,14 @@ class Spiking(nn.Module):
         out = self._at_once(norm, x, residual, shared=False)
         return out if out is not None else self(norm(x) if residual is None else norm(x) + residual)
 
+    def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor) -> Tensor:
+        """The first activation of a network: of its frames one by one, or of a static image."""
+        if self.frames:
+            return self.after(norm, stem(unfold(x_BCHW, self.steps)))
+        return self.start(norm, stem(x_BCHW))  # a static image needs its stem once, not T times
+
     def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
-        """The first activation of a network: norm(x), the same current at every step."""
+        """The activation of norm(x), the same current at every step."""
         out = self._at_once(norm, x_B, None, shared=True)
         return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
 
@@ -174,6 +184,12 @@ class Spiking(nn.Module):
             return events.fork(conv, None, spikes)
         out, beside = events.fork(conv, side[0], spikes)
         return out, side[1](beside)
+
+
+def unfold(x_BCHW: Tensor, steps: int) -> Tensor:
+    """[B, T * C, H, W], where a step's channels stand together, to [T * B, C, H, W] in channels-last layout."""
+    x_BTCHW = x_BCHW.unflatten(1, (steps, -1))
+    return x_BTCHW.permute(1, 0, 3, 4, 2).flatten(0, 1).movedim(-1, 1)  # one copy
 
 
 def _events_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
@@ -204,6 +220,9 @@ class Continuous(nn.Module):
     def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.between(norm(x) if residual is None else norm(x) + residual)
 
+    def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor) -> Tensor:
+        return self.start(norm, stem(x_BCHW))
+
     def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
         return self.after(norm, x_B)
 
@@ -225,5 +244,10 @@ class Unrectified(Continuous):
 def make_activation(task: Task, info: ClientInfo) -> Spiking | Continuous:
     """What stands between the layers of this client's networks."""
     if info.kind == "snn":
-        return Spiking(info.T, task.neuron)
+        return Spiking(info.T, task.neuron, task.frames > 1)
     return Unrectified() if info.kind == "bnn" else Continuous()
+
+
+def stem_channels(task: Task, info: ClientInfo) -> int:
+    """What the first layer of this client's networks reads: one frame at a time, or all that the image has."""
+    return task.channels // task.frames if info.kind == "snn" else task.channels

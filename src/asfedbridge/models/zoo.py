@@ -13,7 +13,7 @@ from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.lowbit import lower_bits
-from asfedbridge.models.neuron import Spiking, make_activation
+from asfedbridge.models.neuron import Spiking, make_activation, stem_channels
 from asfedbridge.models.parts import build
 from asfedbridge.models.paths import path_of
 from asfedbridge.models.resnet import ResNet18
@@ -24,6 +24,11 @@ DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 64x64 images, ANN and spiking,
 
 def check_backbone(task: Task, info: ClientInfo) -> None:
     """Refuse what cannot be built, in one line."""
+    if info.kind == "snn" and task.frames not in (1, info.T):
+        raise BadInput(
+            f"fleet: {info.label} takes T={info.T} steps, but each example has {task.frames} frames (T={task.frames}); "
+            f"give all SNN clients of event data the run's own T"
+        )
     channels = outline_backbone(replace(task, projector="linear"), info).pooled
     if task.projector == "identity" and channels != task.feature_dim:
         raise BadInput(
@@ -34,7 +39,8 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
 
 def make_backbone(task: Task, info: ClientInfo) -> Backbone:
     act = make_activation(task, info)
-    model = BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
+    channels = stem_channels(task, info)
+    model = BACKBONES[info.model](act, channels, task.classes, info.width, task.feature_dim, task.projector)
     lower_bits(model, task, info)
     return model
 

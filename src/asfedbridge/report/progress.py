@@ -30,11 +30,14 @@ class Progress:
         self.began = time.perf_counter()
         split = "iid" if spec.partition == "iid" else f"Dirichlet({spec.alpha:g})"
         train = sum(c.train_size for c in setting.clients)
+        size, frames = setting.task.image_size, setting.task.frames
+        images = "images" if frames == 1 else f"examples of {frames} frames"
         self._line(
-            f"{spec.method.name} on {spec.data}: {train} training images, {setting.task.image_size}x"
-            f"{setting.task.image_size}, {split}, {len(setting.clients)} clients ({spec.fleet}), "
-            f"rounds: {spec.rounds}, seed {spec.seed}"
+            f"{spec.method.name} on {spec.data}: {train} training {images}, {size}x{size}, {split}, "
+            f"{len(setting.clients)} clients ({spec.fleet}), rounds: {spec.rounds}, seed {spec.seed}"
         )
+        for note in setting.notes:
+            self._line(note)
         if next_round:
             self._line(f"resumed after round {next_round}")
 
