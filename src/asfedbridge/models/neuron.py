@@ -145,10 +145,10 @@ class Spiking(nn.Module):
         out = self._at_once(norm, x, residual, shared=False)
         return out if out is not None else self(norm(x) if residual is None else norm(x) + residual)
 
-    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
-        """The first activation of a network: norm(x), the same current at every step."""
-        out = self._at_once(norm, x_B, None, shared=True)
-        return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
+    def start(self, norm: nn.Module, x_B: Tensor, pool: nn.Module | None = None) -> Tensor:
+        """The first activation of a network: [pool of] norm(x), the same current at every step."""
+        out = None if pool else self._at_once(norm, x_B, None, shared=True)
+        return out if out is not None else self(torch.cat([_pooled(pool, norm(x_B))] * self.steps))
 
     def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one node, where there is a kernel for it."""
@@ -186,6 +186,11 @@ def _events_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
     return None
 
 
+def _pooled(pool: nn.Module | None, x: Tensor) -> Tensor:
+    out: Tensor = x if pool is None else pool(x)
+    return out
+
+
 class Continuous(nn.Module):
     """The ANN twin of ``Spiking``: ReLU, one step."""
 
@@ -205,8 +210,8 @@ class Continuous(nn.Module):
         out: Tensor = (norm(x) if residual is None else norm(x) + residual).relu()
         return out
 
-    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
-        return self.after(norm, x_B)
+    def start(self, norm: nn.Module, x_B: Tensor, pool: nn.Module | None = None) -> Tensor:
+        return _pooled(pool, norm(x_B)).relu()
 
 
 def make_activation(task: Task, info: ClientInfo) -> Spiking | Continuous:
