@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset, assemble, check_shape, resize
+from asfedbridge.data.mapped import read
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 GREY = frozenset({"1", "L", "LA"})
@@ -91,4 +92,4 @@ def read_image(file: Path, mode: str, image_size: int) -> Tensor:
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise BadInput(f"{file}: the image is damaged: replace or remove it") from error
     x = torch.from_numpy(pixels.reshape(1, *pixels.shape[:2], -1)).permute(0, 3, 1, 2)
-    return resize(x, image_size) if image_size else x
+    return read(resize(x, image_size)) if image_size else x
