@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
@@ -13,6 +14,7 @@ from asfedbridge.data.dataset import Dataset, assemble, measure, resize, take_pe
 from asfedbridge.data.loader import make_shards
 from asfedbridge.data.mapped import Mapped, open_rows, read
 from asfedbridge.data.partition import iid
+from asfedbridge.data.sources import load
 
 COUNT, SIDE = 40, 12
 
@@ -73,7 +75,8 @@ def test_a_set_has_the_same_bits_on_disk_and_in_memory(
             epochs = one.batches(4, draws[0]), two.batches(4, draws[1])
             for batches in (epochs, (one.test_batches(3), two.test_batches(3))):
                 for (x, y), (x2, y2) in zip(*batches, strict=True):
-                    assert torch.equal(x, x2) and torch.equal(y, y2)
+                    assert torch.equal(x, x2)
+                    assert torch.equal(y, y2)
 
 
 def test_looking_at_it_in_parts_changes_nothing(pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +90,7 @@ def test_looking_at_it_in_parts_changes_nothing(pixels: Tensor, monkeypatch: pyt
 def test_a_set_that_has_no_room_is_refused_before_it_is_made(pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory", lambda: 2**20)
     make_set(pixels)
-    with pytest.raises(BadInput, match=r"^toy: 50 images of 200x200 pixels take 0\.0 GB.*image_size=200.*resized-crop"):
+    with pytest.raises(BadInput, match=r"^toy: 50 images of 200x200 pixels: .*0\.0 GB.*image_size=200.*resized-crop"):
         make_set(pixels, 200)
 
 
@@ -100,3 +103,20 @@ def test_memory_is_that_of_the_machine_or_its_container(tmp_path: Path, monkeypa
     assert memory.memory() >= machine
     limit.write_text("1234567\n")
     assert memory.memory() == 1234567
+
+
+def test_files_that_have_no_room_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "memory", lambda: 2**10)
+    x, y = np.zeros((4, 16, 16, 3), np.uint8), np.arange(4) % 2
+    np.savez_compressed(tmp_path / "set.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(BadInput, match=r"set\.npz: .*memory, this machine has 0\.0: store fewer images$"):
+        load(f"npz:{tmp_path / 'set.npz'}", tmp_path)
+    for half in ("train", "test"):
+        for label in ("a", "b"):
+            folder = tmp_path / half / label
+            folder.mkdir(parents=True)
+            Image.new("RGB", (20, 30)).save(folder / "0.png")
+    with pytest.raises(BadInput, match=r"4 images of 224x224 pixels: .*: lower image_size=224$"):
+        load(f"folder:{tmp_path}", tmp_path, 224)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset, assemble
+from asfedbridge.data.memory import check_bytes
 
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -44,6 +45,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 if key not in archive.files:
                     found = ", ".join(archive.files) or "nothing"
                     raise BadInput(f"{path}: array {key} is missing (found: {found}): store {', '.join(KEYS)}")
+            check_bytes(
+                str(path), sum(archive.zip.getinfo(f"{key}.npy").file_size for key in KEYS), "store fewer images"
+            )
             return {key: read_array(path, archive, key) for key in (*KEYS, "classes") if key in archive.files}
     except BadInput:
         raise

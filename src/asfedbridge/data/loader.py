@@ -12,10 +12,9 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.mapped import Images, Mapped, read
 from asfedbridge.data.partition import Partition
-from asfedbridge.data.resized import draw_boxes, scale_boxes, scale_centres
+from asfedbridge.data.resized import RESIZED, draw_boxes, scale_boxes, scale_centres
 from asfedbridge.models.paths import installed
 
-RESIZED = "resized-crop+flip"
 AUGMENTATIONS = ("none", "crop", "crop+flip", RESIZED)
 
 

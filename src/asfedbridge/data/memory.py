@@ -22,9 +22,12 @@ def memory() -> int:
 
 def check_memory(what: str, images: int, channels: int, size: int, advice: str) -> None:
     """Refuse so many images of size x size pixels, where they clearly have no room."""
-    needed = COPIES * images * channels * size * size
+    check_bytes(f"{what}: {images} images of {size}x{size} pixels", images * channels * size * size, advice)
+
+
+def check_bytes(what: str, size: int, advice: str) -> None:
+    """Refuse arrays of so many bytes."""
+    needed = COPIES * size
     if needed > memory():
-        raise BadInput(
-            f"{what}: {images} images of {size}x{size} pixels take {needed / 2**30:.1f} GB, this machine has "
-            f"{memory() / 2**30:.1f}: {advice}"
-        )
+        room = f"{needed / 2**30:.1f} GB of memory, this machine has {memory() / 2**30:.1f}"
+        raise BadInput(f"{what}: to read and divide them takes {room}: {advice}")

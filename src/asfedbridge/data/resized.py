@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from asfedbridge.models.paths import installed
 
+RESIZED = "resized-crop+flip"  # the augmentation of that name
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 ATTEMPTS = 10  # boxes drawn for an image; the first that lies within it is taken, else the whole image
 

@@ -2,21 +2,25 @@
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.data import tiny
 from asfedbridge.data.arrays import load_npz
 from asfedbridge.data.cifar import RELEASES, load_cifar, remedy, state
-from asfedbridge.data.dataset import Dataset, assemble, check_image_size
+from asfedbridge.data.dataset import LARGEST, Dataset, assemble, check_image_size
 from asfedbridge.data.folder import load_folder
+from asfedbridge.data.resized import RESIZED, enlarged
 
 SOURCES = {
     "digits": "1 797 handwritten digits, 8x8 grey, 10 classes",
     "cifar10": "60 000 photographs, 32x32 RGB, 10 classes",
     "cifar100": "60 000 photographs, 32x32 RGB, 100 classes",
+    "tiny-imagenet": "110 000 photographs, 64x64 RGB, 200 classes; served at 224x224 unless image_size says otherwise",
     "npz:PATH": "your own uint8 arrays x_train, y_train, x_test, y_test [, classes]",
     "folder:PATH": "your own images, train/CLASS/* and test/CLASS/*",
 }
@@ -34,12 +38,26 @@ def data_root(given: str | None) -> Path:
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "asfedbridge"
 
 
-def load(name: str, root: Path, image_size: int = 0) -> Dataset:
-    """Read a whole set into memory; `root` holds downloaded sets, `image_size` 0 keeps the stored size.
+def load(name: str, root: Path, image_size: int = 0, augment: str = "auto", skip_damaged: bool = False) -> Dataset:
+    """A whole set, in memory or on disk; `root` holds downloaded sets.
 
-    Resizing takes the central square of each image and scales it.
+    `image_size` 0 and `augment` "auto" are the source's own. Resizing takes the central square of each image and
+    scales it, once; with "resized-crop+flip" images stay as they are stored and every batch is scaled anew.
+    `skip_damaged` goes on without images of Tiny-ImageNet that are damaged or missing.
     """
     check_image_size(image_size)
+    if name == tiny.NAME:
+        return tiny.load_tiny(root, image_size, augment, skip_damaged)
+    if augment != RESIZED:
+        data = read_source(name, root, image_size)
+        return data if augment == "auto" else replace(data, augment=augment)
+    # Files have any size and shape: they are kept as large as evaluation wants them.
+    stored = enlarged(image_size) if image_size and name.startswith("folder:") else 0
+    data = read_source(name, root, min(stored, LARGEST))
+    return replace(data, augment=RESIZED, scaled_to=image_size or data.height)
+
+
+def read_source(name: str, root: Path, image_size: int) -> Dataset:
     kind, _, path = name.partition(":")
     if kind == "npz" and path:
         return load_npz(name, Path(path).expanduser(), image_size)
@@ -58,6 +76,8 @@ def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
     for name, release in RELEASES.items():
         here = root is not None and all((root / release.folder / file).is_file() for file in release.files)
         origins[name] = f"in {root}" if here else f"asfedbridge data fetch {name}"
+    here = root is not None and (root / tiny.FOLDER / "wnids.txt").is_file()
+    origins[tiny.NAME] = f"in {root}" if here else f"asfedbridge data fetch {tiny.NAME}"
     return [(name, what, origins.get(name, "read from PATH")) for name, what in SOURCES.items()]
 
 
