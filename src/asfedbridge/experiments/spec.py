@@ -22,8 +22,9 @@ class Spec:
     data: str = "digits"
     train_per_class: int = 0  # use only the first so many examples of each class; 0: all
     test_per_class: int = 0
-    image_size: int = 0  # 0: as stored
-    augment: Literal["auto", "none", "crop", "crop+flip"] = "auto"
+    image_size: int = 0  # 0: as the source has it
+    augment: Literal["auto", "none", "crop", "crop+flip", "resized-crop+flip"] = "auto"  # auto: the source's own
+    skip_damaged: bool = False  # go on without files that are damaged or missing, where the source is made of files
     partition: Literal["dirichlet", "iid"] = "dirichlet"
     alpha: float = 0.1  # of the Dirichlet partition: small is skewed
     holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone
