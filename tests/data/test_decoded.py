@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -137,6 +138,20 @@ def test_a_damaged_item_stops_the_build_unless_it_may_be_skipped(tmp_path: Path,
     assert not found.rows[77].any()
     with pytest.raises(BadInput, match="recording 777"):  # from the finished store too
         decoded(**where)
+
+
+def test_a_note_that_was_cut_off_is_not_continued(tmp_path: Path) -> None:
+    items = [str(n) for n in range(3 * CHUNK)]
+    items[-1] = "777"  # damaged: a build stops after two chunks
+    for cut in (5, 5):
+        with pytest.raises(BadInput, match="recording 777"):
+            decoded(tmp_path, items, decode, SHAPE, np.uint8, {}, workers=1)
+        log = store_in(tmp_path) / DONE
+        whole = log.read_bytes()
+        assert [json.loads(line)["first"] for line in whole.splitlines()] == [0, CHUNK]
+        log.write_bytes(whole[: len(whole) - cut])
+    found = decoded(tmp_path, items, decode, SHAPE, np.uint8, {}, True, 1)
+    assert np.array_equal(found.rows[:-1], content(items[:-1]))
 
 
 def test_a_faulty_decoder_and_a_lost_process_are_no_damaged_data(tmp_path: Path) -> None:
