@@ -53,14 +53,14 @@ def test_resize_takes_the_central_square() -> None:
     assert torch.equal(resize(x.transpose(2, 3), 8), x.transpose(2, 3)[:, :, 3:11, :])
 
 
-@pytest.mark.parametrize("size", [0, 8, 33, 64])
+@pytest.mark.parametrize("size", [0, 8, 33, 64, 224, 256])
 def test_image_sizes_in_range_pass(size: int) -> None:
     check_image_size(size)
 
 
-@pytest.mark.parametrize("size", [-1, 1, 7, 65, 224])
+@pytest.mark.parametrize("size", [-1, 1, 7, 257, 1024])
 def test_image_sizes_out_of_range_are_named(size: int) -> None:
-    with pytest.raises(BadInput, match=f"image_size={size}: .*8 to 64"):
+    with pytest.raises(BadInput, match=f"image_size={size}: .*8 to 256"):
         check_image_size(size)
 
 

@@ -78,8 +78,8 @@ def test_unequal_sizes_need_an_image_size(root: Path) -> None:
 
 def test_size_limits(root: Path) -> None:
     for file in list(root.rglob("*.png")):
-        save(file, seed=1, size=(65, 65))
-    refuse(root, root / "train" / "ant" / "0.png", "65x65", "8 to 64")
+        save(file, seed=1, size=(257, 257))
+    refuse(root, root / "train" / "ant" / "0.png", "257x257", "8 to 256")
 
 
 def test_damaged_images_are_named(root: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_default_pad_is_an_eighth(size: int, pad: int) -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    with pytest.raises(BadInput, match=r"augment='flip' .* auto, none, crop, crop\+flip"):
+    with pytest.raises(BadInput, match=r"augment='flip' .* auto, none, crop, crop\+flip, resized-crop\+flip"):
         make_shard(augment="flip")
     with pytest.raises(BadInput, match="pad=-1"):
         make_shard(pad=-1)

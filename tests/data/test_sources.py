@@ -47,7 +47,7 @@ def test_image_size_resizes_and_is_checked(tmp_path: Path) -> None:
         ("npz", "did you mean npz:PATH?"),
         ("npz:", "did you mean npz:PATH?"),
         ("foldr:x", "did you mean folder:PATH?"),
-        ("tiny-imagenet", "choose from digits"),
+        ("tiny_imagenet", "did you mean tiny-imagenet?"),
         ("", "choose from digits"),
     ],
 )

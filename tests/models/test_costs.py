@@ -79,3 +79,46 @@ def test_the_bridge_meets_the_papers_budget(cifar100: Task) -> None:
     bridge = build_bridge(cifar100, 1.0, "batch")
     assert round(4 * sum(p.numel() for p in bridge.body.parameters()) / 2**20, 2) == 3.93
     assert sum(mflops(bridge).values()) == pytest.approx(98.09, rel=0.01)
+
+
+# At 224 pixels
+
+
+def plain_sum(sizes: list[int], blocks: int, classes: int, feature_dim: int) -> tuple[int, int]:
+    """Multiply-adds of all convolutions and matrices at 224x224, and trainable scalars, by hand: a 7x7 stem to 112,
+    a pool to 56, stages at 56, 28, 14 and 7 pixels."""
+    adds = 7 * 7 * 3 * sizes[0] * 112**2
+    scalars = 7 * 7 * 3 * sizes[0] + 2 * sizes[0]
+    inputs = sizes[0]
+    for size, pixels in zip(sizes, (56, 28, 14, 7), strict=True):
+        for _ in range(blocks):
+            kernels = 9 * inputs * size + 9 * size * size
+            norms = 4 * size
+            if inputs != size:
+                kernels += inputs * size
+                norms += 2 * size
+            adds += kernels * pixels**2
+            scalars += kernels + norms
+            inputs = size
+    adds += inputs * feature_dim + feature_dim * classes
+    return adds, scalars + inputs * feature_dim + feature_dim + feature_dim * classes + classes
+
+
+@pytest.mark.parametrize("kind", ["ann", "snn"])
+@pytest.mark.parametrize("width", [0.25, 1.0])
+def test_resnet18_at_224(info: Infos, kind: str, width: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # event-driven convolutions pass the hooks by
+    task = Task(classes=200, channels=3, image_size=224)
+    model = build_backbone(task, info(kind, width=width, T=1))
+    adds, scalars = plain_sum([round(s * width) for s in (64, 128, 256, 512)], 2, 200, 256)
+    assert sum(mflops(model, size=224).values()) == pytest.approx(2e-6 * adds, rel=1e-12)
+    assert sum(p.numel() for p in model.parameters()) == scalars
+    if width == 1.0:  # He et al. give 1.8 billion multiply-adds for theirs, with a classifier of its own
+        assert adds == pytest.approx(1.8e9, rel=0.02)
+
+
+def test_the_bridge_at_224() -> None:
+    bridge = build_bridge(Task(classes=200, channels=3, image_size=224), 1.0, "batch")
+    adds, scalars = plain_sum([24, 64, 120, 220], 1, 200, 256)
+    assert sum(mflops(bridge, size=224).values()) == pytest.approx(2e-6 * adds, rel=1e-12)
+    assert sum(p.numel() for p in bridge.parameters()) == scalars + 24 + 64 + 120 + 220 + 256  # ports

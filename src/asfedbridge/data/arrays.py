@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset, assemble
+from asfedbridge.data.memory import check_bytes
 
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -46,7 +47,11 @@ def read_arrays(
                 if key not in archive.files:
                     found = ", ".join(archive.files) or "nothing"
                     raise BadInput(f"{path}: array {key} is missing (found: {found}): store {', '.join(keys)}")
-            return {key: read_array(path, archive, key) for key in (*keys, *optional) if key in archive.files}
+            names = [key for key in (*keys, *optional) if key in archive.files]
+            check_bytes(
+                str(path), sum(archive.zip.getinfo(f"{key}.npy").file_size for key in names), "store fewer examples"
+            )
+            return {key: read_array(path, archive, key) for key in names}
     except BadInput:
         raise
     except UNREADABLE as error:

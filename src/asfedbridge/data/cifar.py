@@ -13,27 +13,22 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.data.archive import Archive
 from asfedbridge.data.dataset import Dataset, assemble
 
 STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
 @dataclass(frozen=True)
-class Release:
-    """One published archive: where it is, what is in it, and how its dictionaries name things."""
+class Release(Archive):
+    """An archive with what is in it, and how its dictionaries name things."""
 
-    url: str
-    md5: str
     folder: str
     train: dict[str, str]  # file name -> MD5
     test: dict[str, str]
     meta: dict[str, str]
     labels: bytes
     label_names: bytes
-
-    @property
-    def archive(self) -> str:
-        return self.url.rpartition("/")[2]
 
     @property
     def files(self) -> dict[str, str]:

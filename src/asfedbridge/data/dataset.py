@@ -1,4 +1,4 @@
-"""A labelled image set in memory, and the checks every set passes whatever file it came from."""
+"""A labelled image set, and the checks every set passes whatever file it came from."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -8,23 +8,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.data.mapped import Images, Mapped, read
+from asfedbridge.data.memory import check_memory
 
-SMALLEST, LARGEST = 8, 64
+SMALLEST, LARGEST = 8, 256
+AS_STORED = "set augment=resized-crop+flip, which keeps images as stored and scales each batch"
 STD_FLOOR = 1e-3  # a channel that never varies must not divide by zero
-CHUNK = 1024  # images resized at once: bounds the float copies
+CHUNK = 1024  # images looked at together: bounds the copies
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     name: str  # as the user wrote it
-    x_train: Tensor  # uint8 [N, C, H, W]
+    x_train: Images  # uint8 [N, C, H, W]
     y_train: Tensor  # int64 [N]
-    x_test: Tensor
+    x_test: Images
     y_test: Tensor
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
-    augment: str  # the source's default: "crop", "crop+flip" or "none"
+    augment: str  # what the user asked for, or the source's default
+    scaled_to: int = 0  # where every batch is scaled anew ("resized-crop+flip"): the pixels a network sees
     frames: int = 1  # of events, folded into the channels; 1: static images
     notes: tuple[str, ...] = ()  # what was left out
 
@@ -40,36 +44,48 @@ class Dataset:
     def width(self) -> int:
         return int(self.x_train.shape[3])
 
+    @property
+    def image_size(self) -> int:
+        """Height and width as a network sees them."""
+        return self.scaled_to or self.height
+
     def fingerprint(self) -> str:
         """SHA-256 over the four arrays and their shapes: two sets agree exactly when their data do."""
         digest = hashlib.sha256()
         for array in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(repr(tuple(array.shape)).encode())
-            digest.update(array.contiguous().numpy().data)
+            for start in range(0, len(array), CHUNK):
+                digest.update(read(array[start : start + CHUNK]).contiguous().numpy().data)
         return digest.hexdigest()
 
 
-def resize(x: Tensor, size: int) -> Tensor:
+def resize(x: Images, size: int) -> Images:
     """Cut the central square out of uint8 [N, C, H, W] and scale it, antialiased, to size x size."""
     height, width = x.shape[2:]
+    if height == width == size:
+        return x
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
-    x = x[:, :, top : top + side, left : left + side]
-    if side == size:
-        return x.contiguous()
     out = torch.empty((len(x), x.shape[1], size, size), dtype=torch.uint8)
     for start in range(0, len(x), CHUNK):
-        scaled = F.interpolate(x[start : start + CHUNK].float(), (size, size), mode="bilinear", antialias=True)
-        out[start : start + CHUNK] = scaled.round_().clamp_(0, 255)
+        square = read(x[start : start + CHUNK])[:, :, top : top + side, left : left + side]
+        if side != size:
+            square = F.interpolate(square.float(), (size, size), mode="bilinear", antialias=True)
+            square = square.round_().clamp_(0, 255)
+        out[start : start + CHUNK] = square
     return out
 
 
-def measure(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measure(x: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel of pixels in [0, 1], exact: from the histogram of the 256 values."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
-    for channel in range(x.shape[1]):
-        share = torch.bincount(x[:, channel].reshape(-1), minlength=256).double()
+    counts = torch.zeros(x.shape[1], 256, dtype=torch.int64)
+    for start in range(0, len(x), CHUNK):
+        for count, pixels in zip(counts, read(x[start : start + CHUNK]).unbind(1), strict=True):
+            count += torch.bincount(pixels.reshape(-1), minlength=256)
+    for count in counts:
+        share = count.double()
         share /= share.sum()
         mean = (share * values).sum()
         means.append(mean.item())
@@ -92,8 +108,8 @@ def check_shape(what: str, height: int, width: int) -> None:
 
 def assemble(
     name: str,
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
+    train: tuple[Images, Tensor],
+    test: tuple[Images, Tensor],
     classes: tuple[str, ...],
     augment: str,
     image_size: int,
@@ -101,7 +117,9 @@ def assemble(
 ) -> Dataset:
     """Resize, check and wrap the two halves; `statistics` (mean, std) are measured on the training pixels if absent."""
     (x_train, y_train), (x_test, y_test) = train, test
-    if image_size:
+    if image_size and {*x_train.shape[2:], *x_test.shape[2:]} != {image_size}:
+        count = len(x_train) + len(x_test)
+        check_memory(name, count, x_train.shape[1], image_size, f"lower image_size={image_size}, or {AS_STORED}")
         x_train, x_test = resize(x_train, image_size), resize(x_test, image_size)
     if x_train.shape[1] != x_test.shape[1]:
         counts = f"{x_train.shape[1]} channels, test images {x_test.shape[1]}"
@@ -112,7 +130,8 @@ def assemble(
         sizes = f"{x_train.shape[2]} pixels wide, test images {x_test.shape[2]}"
         raise BadInput(f"{name}: training images are {sizes}: give image_size=N to resize them")
     mean, std = statistics or measure(x_train)
-    return Dataset(name, x_train.contiguous(), y_train, x_test.contiguous(), y_test, classes, mean, std, augment)
+    x_train, x_test = (x if isinstance(x, Mapped) else x.contiguous() for x in (x_train, x_test))
+    return Dataset(name, x_train, y_train, x_test, y_test, classes, mean, std, augment)
 
 
 def take_per_class(data: Dataset, train: int, test: int) -> Dataset:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.cifar import RELEASES, Release, state
+from asfedbridge.data import tiny
+from asfedbridge.data.archive import Archive
+from asfedbridge.data.cifar import RELEASES, state
 from asfedbridge.data.recordings import COLLECTIONS, remedy
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
@@ -27,32 +30,51 @@ def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: 
 
     An archive put into `root` by hand is used as it is, without network.
     """
+    if name == tiny.NAME:
+        return fetch_tiny(root, progress)
     if name not in RELEASES:
         if name in COLLECTIONS:
             raise BadInput(f"data {name!r} is not fetched automatically: {remedy(name, root)}")
-        raise BadInput(
-            f"data {name!r} cannot be fetched: choose from {', '.join(RELEASES)}; other sets need no download"
-        )
+        known = ", ".join([*RELEASES, tiny.NAME])
+        raise BadInput(f"data {name!r} cannot be fetched: choose from {known}; other sets need no download")
     release = RELEASES[name]
-    folder, archive = root / release.folder, root / release.archive
+    folder = root / release.folder
     wanted = {file: md5 for file, md5 in release.files.items() if state(folder / file, md5) != "good"}
     if not wanted:
         return folder
     with _disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if not archive.exists():
-        part = archive.with_name(archive.name + ".part")
-        download(release, part, archive, progress)
-        _verify(release, part)
-        with _disk(archive):
-            os.replace(part, archive)
-    else:
-        _verify(release, archive)
-    extract(archive, folder, wanted)
+    extract(obtain(release, root, progress), folder, wanted)
     return folder
 
 
-def download(release: Release, part: Path, archive: Path, progress: Progress) -> None:
+def fetch_tiny(root: Path, progress: Progress) -> Path:
+    """All of Tiny-ImageNet but the test images, which have no labels."""
+    folder = root / tiny.FOLDER
+    try:
+        tiny.list_images(folder, list(tiny.read_classes(folder)), skip_missing=False)
+    except BadInput:
+        with _disk(root):
+            root.mkdir(parents=True, exist_ok=True)
+        unzip(obtain(tiny.ARCHIVE, root, progress), root, tiny.FOLDER, progress)
+    return folder
+
+
+def obtain(release: Archive, root: Path, progress: Progress) -> Path:
+    """The archive in ``root``, verified, downloaded if it is not there."""
+    archive = root / release.archive
+    if archive.exists():
+        _verify(release, archive)
+        return archive
+    part = archive.with_name(archive.name + ".part")
+    download(release, part, archive, progress)
+    _verify(release, part)
+    with _disk(archive):
+        os.replace(part, archive)
+    return archive
+
+
+def download(release: Archive, part: Path, archive: Path, progress: Progress) -> None:
     """Append to `part` until it is the whole archive; a broken connection leaves it to be resumed."""
     try:
         try:
@@ -73,7 +95,7 @@ def download(release: Release, part: Path, archive: Path, progress: Progress) ->
         ) from error
 
 
-def _transfer(release: Release, part: Path, progress: Progress) -> None:
+def _transfer(release: Archive, part: Path, progress: Progress) -> None:
     done = part.stat().st_size if part.exists() else 0
     request = Request(release.url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
@@ -120,6 +142,31 @@ def extract(archive: Path, folder: Path, wanted: dict[str, str]) -> None:
         raise BadInput(f"{archive} holds no good {', '.join(missing)}: delete it and fetch again")
 
 
+def unzip(archive: Path, root: Path, folder: str, progress: Progress) -> None:
+    """Write what lies in ``folder`` of the archive, but not in its test/; files that are there already are kept."""
+    what = f"unpacking {archive.name}"
+    try:
+        with zipfile.ZipFile(archive) as source:
+            members = [m for m in source.infolist() if not m.is_dir() and _wanted(m.filename, folder)]
+            done, total = 0, sum(m.file_size for m in members)
+            for member in members:
+                path = root / member.filename
+                if not (path.is_file() and path.stat().st_size == member.file_size):
+                    with _disk(path):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                    _write(path, source.read(member))  # which checks its CRC
+                done += member.file_size
+                if done == total or done // CHUNK > (done - member.file_size) // CHUNK:
+                    progress(what, done, total)
+    except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+        raise BadInput(f"{archive} cannot be unpacked ({error}): delete it and fetch again") from error
+
+
+def _wanted(name: str, folder: str) -> bool:
+    parts = name.split("/")
+    return len(parts) > 1 and parts[0] == folder and parts[1] != "test" and not {"", ".", ".."} & set(parts)
+
+
 def _write(path: Path, content: bytes) -> None:
     part = path.with_name(path.name + ".part")
     with _disk(path):
@@ -127,7 +174,7 @@ def _write(path: Path, content: bytes) -> None:
         os.replace(part, path)
 
 
-def _verify(release: Release, path: Path) -> None:
+def _verify(release: Archive, path: Path) -> None:
     """Move a wrong archive aside, so that the next fetch starts afresh."""
     found = state(path, release.md5)
     if found != "good":

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset, assemble, check_shape, resize
+from asfedbridge.data.mapped import read
+from asfedbridge.data.memory import check_memory
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
 GREY = frozenset({"1", "L", "LA"})
@@ -25,6 +27,9 @@ def load_folder(name: str, path: Path, image_size: int) -> Dataset:
         raise BadInput(f"{path / 'train'}: only class {classes[0]!r}: make at least two class folders")
     files = {half: [image_files(path / half / label) for label in classes] for half in ("train", "test")}
     mode = common_mode([file for half in files.values() for group in half for file in group], image_size)
+    if image_size:
+        count = sum(len(group) for half in files.values() for group in half)
+        check_memory(str(path), count, 1 if mode == "L" else 3, image_size, f"lower image_size={image_size}")
     train, test = (read_half(files[half], mode, image_size) for half in ("train", "test"))
     return assemble(name, train, test, tuple(classes), "crop+flip", image_size)
 
@@ -91,4 +96,4 @@ def read_image(file: Path, mode: str, image_size: int) -> Tensor:
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise BadInput(f"{file}: the image is damaged: replace or remove it") from error
     x = torch.from_numpy(pixels.reshape(1, *pixels.shape[:2], -1)).permute(0, 3, 1, 2)
-    return resize(x, image_size) if image_size else x
+    return read(resize(x, image_size)) if image_size else x

@@ -1,4 +1,4 @@
-"""One client's data in memory, served as normalised (and, for training, augmented) batches."""
+"""One client's data, served as normalised (and, for training, augmented) batches."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset
+from asfedbridge.data.mapped import Images, Mapped, read
 from asfedbridge.data.partition import Partition
+from asfedbridge.data.resized import RESIZED, draw_boxes, scale_boxes, scale_centres
 from asfedbridge.models.paths import installed
 
-AUGMENTATIONS = ("none", "crop", "crop+flip")
+AUGMENTATIONS = ("none", "crop", "crop+flip", RESIZED)
 
 
 class Shard:
@@ -21,16 +23,20 @@ class Shard:
 
     def __init__(
         self,
-        x_train: Tensor,
+        x_train: Images,
         y_train: Tensor,
-        x_test: Tensor,
+        x_test: Images,
         y_test: Tensor,
         mean: Sequence[float],
         std: Sequence[float],
         augment: str,
         pad: int | None = None,
+        size: int = 0,
     ) -> None:
-        """`pad` is the zero border random crops reach into: an eighth of the height (4 of 32) unless given."""
+        """`pad` is the zero border random crops reach into: an eighth of the height (4 of 32) unless given.
+
+        `size` is what "resized-crop+flip" scales images to; 0: to the size they are stored in.
+        """
         if augment not in AUGMENTATIONS:
             raise BadInput(f"augment={augment!r} is not known: choose from auto, {', '.join(AUGMENTATIONS)}")
         if pad is not None and pad < 0:
@@ -39,6 +45,7 @@ class Shard:
         self.x_test, self.y_test = x_test, y_test
         self.augment = augment
         self.pad = int(x_train.shape[2]) // 8 if pad is None else pad
+        self.size = size or int(x_train.shape[2])
         # (x / 255 - mean) / std as one multiply-add.
         centre, spread = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
         self._scale = (1 / (255 * spread)).float()
@@ -64,57 +71,69 @@ class Shard:
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One shuffled, augmented epoch; a short last batch is kept.
 
-        The whole epoch is drawn on the call itself (permutation, crop offsets, flips), so what a consumer does between
+        The whole epoch is drawn on the call itself (permutation, crops, flips), so what a consumer does between
         batches, or the batch size, changes neither the images nor the generator's state afterwards.
         """
         _check(batch_size)
         count = self.train_size
         order = torch.randperm(count, generator=generator)
-        offsets = flips = None
-        if self.augment != "none":
-            offsets = torch.randint(0, 2 * self.pad + 1, (2, count), generator=generator)
-        if self.augment == "crop+flip":
+        places = flips = None
+        if self.augment == RESIZED:
+            places = draw_boxes(count, int(self.x_train.shape[2]), generator)
+        elif self.augment != "none":
+            places = torch.randint(0, 2 * self.pad + 1, (2, count), generator=generator)
+        if self.augment.endswith("+flip"):
             flips = torch.rand(count, generator=generator) < 0.5
-        return self._epoch(batch_size, order, offsets, flips)
+        return self._epoch(batch_size, order, places, flips)
 
     def _epoch(
-        self, batch_size: int, order: Tensor, offsets: Tensor | None, flips: Tensor | None
+        self, batch_size: int, order: Tensor, places: Tensor | None, flips: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        machine_code = installed("numba")
         for start in range(0, len(order), batch_size):
             part = slice(start, start + batch_size)
             chosen = order[part]
-            if machine_code and offsets is not None:
-                from asfedbridge.data.augment import cut
-
-                if self._lines is None:  # a view where images are stored channels-last
-                    self._lines = self.x_train.movedim(1, -1).flatten(2)
-                mirrored = torch.zeros(len(chosen), dtype=torch.bool) if flips is None else flips[part]
-                x = cut(self._lines, chosen, offsets[:, part], mirrored, self._scale, self._shift, self.pad)
+            mirrored = torch.zeros(len(chosen), dtype=torch.bool) if flips is None else flips[part]
+            if places is None:
+                x = self._normalise(read(self.x_train[chosen]))
+            elif self.augment == RESIZED:
+                pixels = read(self.x_train[chosen])
+                x = scale_boxes(pixels, places[:, part], mirrored, self.size, self._scale, self._shift)
+            elif installed("numba"):
+                x = self._cut(chosen, places[:, part], mirrored)
             else:
-                x = self._normalise(self._shift_and_flip(chosen, part, offsets, flips))
+                pixels = crop(read(self.x_train[chosen]), self.pad, *places[:, part])
+                x = self._normalise(torch.where(mirrored.view(-1, 1, 1, 1), pixels.flip(3), pixels))
             yield x, self.y_train[chosen]
 
-    def _shift_and_flip(self, chosen: Tensor, part: slice, offsets: Tensor | None, flips: Tensor | None) -> Tensor:
-        x = self.x_train[chosen]
-        if offsets is not None:
-            x = crop(x, self.pad, offsets[0, part], offsets[1, part])
-        if flips is not None:
-            x = torch.where(flips[part].view(-1, 1, 1, 1), x.flip(3), x)
-        return x
+    def _cut(self, chosen: Tensor, offsets: Tensor, mirrored: Tensor) -> Tensor:
+        """Crop, flip and normalise in one pass of machine code."""
+        from asfedbridge.data.augment import cut
+
+        if isinstance(self.x_train, Mapped):
+            lines, chosen = _lines(self.x_train[chosen].read()), torch.arange(len(chosen))
+        else:
+            if self._lines is None:
+                self._lines = _lines(self.x_train)
+            lines = self._lines
+        return cut(lines, chosen, offsets, mirrored, self._scale, self._shift, self.pad)
 
     def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The training images in order, only normalised."""
+        """The training images in order, as they are evaluated."""
         return self._in_order(self.x_train, self.y_train, batch_size)
 
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test images in order, only normalised."""
+        """The test images in order, only normalised; or, with "resized-crop+flip", their centres, scaled."""
         return self._in_order(self.x_test, self.y_test, batch_size)
 
-    def _in_order(self, x: Tensor, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _in_order(self, x: Images, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         _check(batch_size)
         parts = (slice(start, start + batch_size) for start in range(0, len(y), batch_size))
-        return ((self._normalise(x[part]), y[part]) for part in parts)
+        return ((self._as_evaluated(read(x[part])), y[part]) for part in parts)
+
+    def _as_evaluated(self, x: Tensor) -> Tensor:
+        if self.augment == RESIZED:
+            return scale_centres(x, self.size, self._scale, self._shift)
+        return self._normalise(x)
 
     def _normalise(self, x: Tensor) -> Tensor:
         return x.float().mul_(self._scale).add_(self._shift)
@@ -128,21 +147,31 @@ def crop(x: Tensor, pad: int, tops: Tensor, lefts: Tensor) -> Tensor:
     return windows[torch.arange(len(x)), :, tops, lefts]
 
 
+def _lines(x: Tensor) -> Tensor:
+    """[N, H, W * C], as machine code wants images: a view where they are stored channels-last."""
+    return x.movedim(1, -1).flatten(2)
+
+
 def make_shards(dataset: Dataset, partition: Partition, augment: str = "auto") -> list[Shard]:
     """One shard per client; "auto" takes the augmentation the data set asks for."""
     chosen = dataset.augment if augment == "auto" else augment
     return [
         Shard(
-            dataset.x_train[train].contiguous(memory_format=torch.channels_last),
+            _channels_last(dataset.x_train[train]),
             dataset.y_train[train],
             dataset.x_test[test],
             dataset.y_test[test],
             dataset.mean,
             dataset.std,
             chosen,
+            size=dataset.scaled_to,
         )
         for train, test in zip(partition.train, partition.test, strict=True)
     ]
+
+
+def _channels_last(x: Images) -> Images:
+    return x if isinstance(x, Mapped) else x.contiguous(memory_format=torch.channels_last)
 
 
 def _check(batch_size: int) -> None:

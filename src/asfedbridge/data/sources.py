@@ -2,25 +2,29 @@
 
 import difflib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.data import tiny
 from asfedbridge.data.arrays import load_npz
 from asfedbridge.data.cifar import RELEASES, load_cifar, remedy, state
-from asfedbridge.data.dataset import Dataset, assemble, check_image_size
+from asfedbridge.data.dataset import LARGEST, Dataset, assemble, check_image_size
 from asfedbridge.data.event_arrays import holds_events, load_event_arrays
 from asfedbridge.data.folder import load_folder
 from asfedbridge.data.frames import Framing
 from asfedbridge.data.recordings import COLLECTIONS, find, load_collection
 from asfedbridge.data.recordings import remedy as collection_remedy
+from asfedbridge.data.resized import RESIZED, enlarged
 
 SOURCES = {
     "digits": "1 797 handwritten digits, 8x8 grey, 10 classes",
     "cifar10": "60 000 photographs, 32x32 RGB, 10 classes",
     "cifar100": "60 000 photographs, 32x32 RGB, 100 classes",
+    "tiny-imagenet": "110 000 photographs, 64x64 RGB, 200 classes; served at 224x224 unless image_size says otherwise",
     "nmnist": "70 000 event recordings of handwritten digits, 34x34, T frames of 2 polarities, 10 classes",
     "cifar10-dvs": "10 000 event recordings of photographs, 48x48 of 128x128, T frames of 2 polarities, 10 classes",
     "npz:PATH": "your own uint8 arrays x_train, y_train, x_test, y_test [, classes], or events (docs/events.md)",
@@ -42,14 +46,32 @@ def data_root(given: str | None) -> Path:
 
 
 def load(
-    name: str, root: Path, image_size: int = 0, framing: Framing = AS_PAPER, skip_damaged: bool = False
+    name: str,
+    root: Path,
+    image_size: int = 0,
+    augment: str = "auto",
+    skip_damaged: bool = False,
+    framing: Framing = AS_PAPER,
 ) -> Dataset:
-    """Read a whole set; `root` holds downloaded sets, `image_size` 0 keeps the stored size.
+    """A whole set, in memory or on disk; `root` holds downloaded sets.
 
-    Resizing takes the central square of each image and scales it; `framing` is how events become frames. A damaged
-    recording is an error unless `skip_damaged`.
+    `image_size` 0 and `augment` "auto" are the source's own. Resizing takes the central square of each image and
+    scales it, once; with "resized-crop+flip" images stay as they are stored and every batch is scaled anew.
+    `skip_damaged` goes on without files that are damaged or missing; `framing` is how events become frames.
     """
     check_image_size(image_size)
+    if name == tiny.NAME:
+        return tiny.load_tiny(root, image_size, augment, skip_damaged)
+    if augment != RESIZED:
+        data = read_source(name, root, image_size, skip_damaged, framing)
+        return data if augment == "auto" else replace(data, augment=augment)
+    # Files have any size and shape: they are kept as large as evaluation wants them.
+    stored = enlarged(image_size) if image_size and name.startswith("folder:") else 0
+    data = read_source(name, root, min(stored, LARGEST), skip_damaged, framing)
+    return replace(data, augment=RESIZED, scaled_to=image_size or data.height)
+
+
+def read_source(name: str, root: Path, image_size: int, skip_damaged: bool, framing: Framing) -> Dataset:
     kind, _, path = name.partition(":")
     if kind == "npz" and path:
         file = Path(path).expanduser()
@@ -76,6 +98,8 @@ def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
     for name in COLLECTIONS:
         here = root is not None and (root / name).is_dir()
         origins[name] = f"in {root}" if here else f"where to put it: asfedbridge data fetch {name}"
+    here = root is not None and (root / tiny.FOLDER / "wnids.txt").is_file()
+    origins[tiny.NAME] = f"in {root}" if here else f"asfedbridge data fetch {tiny.NAME}"
     return [(name, what, origins.get(name, "read from PATH")) for name, what in SOURCES.items()]
 
 

@@ -58,7 +58,7 @@ class Setting:
 def prepare(spec: Spec, data_root: Path) -> Setting:
     """Load and split the data and check all that can be checked before training."""
     framing = Framing(spec.T, spec.frames_by)
-    dataset = load(spec.data, data_root, spec.image_size, framing, spec.skip_damaged)
+    dataset = load(spec.data, data_root, spec.image_size, spec.augment, spec.skip_damaged, framing)
     dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
     fleet = parse_fleet(spec.fleet, spec.T)
     partition = split(
@@ -80,7 +80,7 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
     task = Task(
         classes=len(dataset.classes),
         channels=dataset.channels,
-        image_size=dataset.height,
+        image_size=dataset.image_size,
         frames=dataset.frames,
         **{name: getattr(spec, name) for name in shared},
     )

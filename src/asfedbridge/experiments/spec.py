@@ -22,10 +22,10 @@ class Spec:
     data: str = "digits"
     train_per_class: int = 0  # use only the first so many examples of each class; 0: all
     test_per_class: int = 0
-    image_size: int = 0  # 0: as stored
+    image_size: int = 0  # 0: as the source has it
     frames_by: Literal["count", "time"] = "count"  # how T frames share the events of a recording
-    skip_damaged: bool = False  # leave out recordings that cannot be read; else they are an error
-    augment: Literal["auto", "none", "crop", "crop+flip"] = "auto"
+    skip_damaged: bool = False  # go on without files that are damaged or missing, where the source is made of files
+    augment: Literal["auto", "none", "crop", "crop+flip", "resized-crop+flip"] = "auto"  # auto: the source's own
     partition: Literal["dirichlet", "iid"] = "dirichlet"
     alpha: float = 0.1  # of the Dirichlet partition: small is skewed
     holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone

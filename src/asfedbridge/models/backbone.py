@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.protocol import Output
 from asfedbridge.models.neuron import Continuous, Spiking
-from asfedbridge.models.parts import BatchNorm, Projector, conv3x3
+from asfedbridge.models.parts import BatchNorm, Projector, make_stem
 
 
 def scaled(size: int, width: float) -> int:
@@ -32,15 +32,23 @@ class Backbone(nn.Module):
         super().__init__()
         self.act = act
         self.pooled = pooled
-        self.stem = conv3x3(channels, first)
+        self.stem, self.pool = make_stem(channels, first)
         self.norm = BatchNorm(first)
         self.stages = nn.ModuleList(stages)
         # With "identity" the pooled spikes themselves are the feature (the paper's case of equal dimensions).
         self.projector = Projector(pooled, feature_dim) if projector == "linear" else None
         self.classifier = nn.Linear(feature_dim, classes)
 
+    def fit_stem(self, image_size: int) -> None:
+        """Begin as images of this size want it; families need not know."""
+        self.stem, self.pool = make_stem(self.stem.in_channels, self.stem.out_channels, image_size)
+
+    def start(self, x_BCHW: Tensor) -> Tensor:
+        """The input of the first stage."""
+        return self.act.read(self.stem, self.norm, x_BCHW, self.pool)
+
     def forward(self, x_BCHW: Tensor) -> Output:
-        x = self.act.read(self.stem, self.norm, x_BCHW)
+        x = self.start(x_BCHW)
         for stage in self.stages:
             x = stage(x)
         pooled = x.mean(dim=(2, 3))

@@ -14,7 +14,7 @@ from asfedbridge.core.protocol import Task
 from asfedbridge.core.pseudospike import rate
 from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous
-from asfedbridge.models.parts import BasicBlock, BatchNorm, conv3x3
+from asfedbridge.models.parts import BasicBlock, BatchNorm, make_stem
 
 STAGES = (24, 64, 120, 220)
 
@@ -45,12 +45,12 @@ class Port(nn.Module):
 
 
 class Body(nn.Module):
-    def __init__(self, channels: int, feature_dim: int, width: float, norm: str) -> None:
+    def __init__(self, channels: int, feature_dim: int, width: float, norm: str, image_size: int) -> None:
         super().__init__()
         sizes = [scaled(size, width) for size in STAGES]
         make_norm = BatchNorm if norm == "batch" else group_norm
-        act = Continuous()
-        self.stem = conv3x3(channels, sizes[0])
+        self.act = act = Continuous()
+        self.stem, self.pool = make_stem(channels, sizes[0], image_size)
         self.norm = make_norm(sizes[0])
         self.stages = nn.ModuleList(
             BasicBlock(inputs, outputs, 1 if number == 0 else 2, act, make_norm)
@@ -61,7 +61,7 @@ class Body(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> list[Tensor]:
         """Activations at the five ports; the last is the feature the head reads."""
-        x = self.norm(self.stem(x_BCHW)).relu()
+        x = self.act.start(self.norm, self.stem(x_BCHW), self.pool)
         activations = []
         for stage in self.stages:
             x = stage(x)
@@ -73,7 +73,7 @@ class Body(nn.Module):
 class Bridge(nn.Module):
     def __init__(self, task: Task, width: float = 1.0, norm: str = "batch") -> None:
         super().__init__()
-        self.body = Body(task.channels, task.feature_dim, width, norm)
+        self.body = Body(task.channels, task.feature_dim, width, norm, task.image_size)
         self.head = nn.Linear(task.feature_dim, task.classes)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:

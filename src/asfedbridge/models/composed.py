@@ -17,7 +17,7 @@ from asfedbridge.core import seeds
 from asfedbridge.core.protocol import ClientInfo, Task
 from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous, Spiking, make_activation, stem_channels
-from asfedbridge.models.parts import BasicBlock, BatchNorm, build, conv3x3
+from asfedbridge.models.parts import BasicBlock, BatchNorm, build, make_stem
 from asfedbridge.models.resnet import STAGES, ResNet18
 
 BLOCKS = [(stage, block) for stage in range(len(STAGES)) for block in range(2)]
@@ -77,7 +77,7 @@ class ComposedResNet18(ResNet18):
         self, act: Spiking | Continuous, channels: int, task: Task, width: float, sizes: list[BlockSizes]
     ) -> None:
         super().__init__(act, channels, task.classes, width, task.feature_dim, task.projector)
-        self.stem = conv3x3(channels, STAGES[0])
+        self.stem, self.pool = make_stem(channels, STAGES[0], task.image_size)
         self.norm = BatchNorm(STAGES[0])
         blocks = [ComposedBlock(s, act) for s in sizes]
         self.stages = nn.ModuleList(nn.Sequential(*blocks[i : i + 2]) for i in range(0, len(blocks), 2))
@@ -90,7 +90,7 @@ class ComposedResNet18(ResNet18):
 
     def input_rates(self, x_BCHW: Tensor) -> Tensor:
         """The mean input of every composed convolution: its firing rate, where spikes go in."""
-        x = self.act.read(self.stem, self.norm, x_BCHW)
+        x = self.start(x_BCHW)
         rates = []
         for block in self.blocks():
             hidden, out = block.trace(x)

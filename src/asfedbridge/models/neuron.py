@@ -149,16 +149,17 @@ class Spiking(nn.Module):
         out = self._at_once(norm, x, residual, shared=False)
         return out if out is not None else self(norm(x) if residual is None else norm(x) + residual)
 
-    def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor) -> Tensor:
+    def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
         """The first activation of a network: of its frames one by one, or of a static image."""
-        if self.frames:
-            return self.after(norm, stem(unfold(x_BCHW, self.steps)))
-        return self.start(norm, stem(x_BCHW))  # a static image needs its stem once, not T times
+        if not self.frames:
+            return self.start(norm, stem(x_BCHW), pool)  # a static image needs its stem once, not T times
+        current = stem(unfold(x_BCHW, self.steps))
+        return self.after(norm, current) if pool is None else self(pool(norm(current)))
 
-    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
-        """The activation of norm(x), the same current at every step."""
-        out = self._at_once(norm, x_B, None, shared=True)
-        return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
+    def start(self, norm: nn.Module, x_B: Tensor, pool: nn.Module | None = None) -> Tensor:
+        """The activation of [pool of] norm(x), the same current at every step."""
+        out = None if pool else self._at_once(norm, x_B, None, shared=True)
+        return out if out is not None else self(torch.cat([_pooled(pool, norm(x_B))] * self.steps))
 
     def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one node, where there is a kernel for it."""
@@ -202,6 +203,11 @@ def _events_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
     return None
 
 
+def _pooled(pool: nn.Module | None, x: Tensor) -> Tensor:
+    out: Tensor = x if pool is None else pool(x)
+    return out
+
+
 class Continuous(nn.Module):
     """The ANN twin of ``Spiking``: ReLU, one step."""
 
@@ -220,11 +226,11 @@ class Continuous(nn.Module):
     def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.between(norm(x) if residual is None else norm(x) + residual)
 
-    def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor) -> Tensor:
-        return self.start(norm, stem(x_BCHW))
+    def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
+        return self.start(norm, stem(x_BCHW), pool)
 
-    def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
-        return self.after(norm, x_B)
+    def start(self, norm: nn.Module, x_B: Tensor, pool: nn.Module | None = None) -> Tensor:
+        return self.between(_pooled(pool, norm(x_B)))
 
     def between(self, x: Tensor) -> Tensor:
         """What stands between a sum and the convolution that reads it."""

@@ -29,6 +29,20 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
+LARGE = 128  # pixels: from here on a network begins as He et al. (CVPR 2016) begin on ImageNet
+
+
+def make_stem(channels: int, outputs: int, image_size: int = 0) -> tuple[nn.Conv2d, nn.MaxPool2d | None]:
+    """The first convolution and the pool behind its norm: 3x3 and none, or for large images 7x7 and 3x3, stride 2 each.
+
+    The pool stands before the activation. For ReLU the order does not matter; of a spiking network it keeps the
+    activation binary, sees an image once and not T times, and leaves the neurons a quarter of the pixels.
+    """
+    if image_size < LARGE:
+        return conv3x3(channels, outputs), None
+    return nn.Conv2d(channels, outputs, 7, 2, padding=3, bias=False), nn.MaxPool2d(3, 2, padding=1)
+
+
 class Shortcut(nn.Sequential):
     """Identity, or a normalised 1x1 convolution where the shape changes."""
 

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images (He et al., CVPR 2016): 3x3 stem, no max-pool, four stages of two basic blocks.
+"""ResNet-18 (He et al., CVPR 2016): four stages of two basic blocks; small images have a 3x3 stem and no max-pool.
 
 With the spiking activation this is Spiking ResNet-18 with the same trainable tensors.
 """

@@ -19,7 +19,7 @@ from asfedbridge.models.paths import path_of
 from asfedbridge.models.resnet import ResNet18
 
 BACKBONES: dict[str, Callable[..., Backbone]] = {"resnet18": ResNet18}
-DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 64x64 images, ANN and spiking, any width multiplier"}
+DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 256x256 images, ANN and spiking, any width multiplier"}
 
 
 def check_backbone(task: Task, info: ClientInfo) -> None:
@@ -41,6 +41,7 @@ def make_backbone(task: Task, info: ClientInfo) -> Backbone:
     act = make_activation(task, info)
     channels = stem_channels(task, info)
     model = BACKBONES[info.model](act, channels, task.classes, info.width, task.feature_dim, task.projector)
+    model.fit_stem(task.image_size)
     lower_bits(model, task, info)
     return model
 
