@@ -111,7 +111,7 @@ def test_files_that_have_no_room_are_refused_before_they_are_read(
     monkeypatch.setattr(memory, "memory", lambda: 2**10)
     x, y = np.zeros((4, 16, 16, 3), np.uint8), np.arange(4) % 2
     np.savez_compressed(tmp_path / "set.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(BadInput, match=r"set\.npz: .*memory, this machine has 0\.0: store fewer images$"):
+    with pytest.raises(BadInput, match=r"set\.npz: .*memory, this machine has 0\.0: store fewer examples$"):
         load(f"npz:{tmp_path / 'set.npz'}", tmp_path)
     for half in ("train", "test"):
         for label in ("a", "b"):
