@@ -31,19 +31,51 @@ def quickstart(method: str = "as-fedbridge") -> Spec:
 
 
 def cpu(method: str = "as-fedbridge") -> Spec:
-    """Real images on two cores: CIFAR-10 at 16x16, 200 images a class, narrow backbones, 4 to 8 minutes a run."""
+    """Real images on two cores: CIFAR-10 at 16x16, 150 images a class, narrow backbones, 2 to 5 minutes a run."""
     return replace(
         quickstart(method),
         data="cifar10",
         image_size=16,
-        train_per_class=200,
+        train_per_class=150,
         test_per_class=150,
         alpha=0.1,
-        rounds=40,
+        rounds=20,
+        epochs=2,
     )
 
 
-RECIPES: dict[str, Callable[[str], Spec]] = {"quickstart": quickstart, "cpu": cpu, "paper": paper}
+def smoke(method: str = "as-fedbridge") -> Spec:
+    """Does it run: a few digits, tiny backbones, two rounds, seconds. The numbers mean nothing."""
+    return replace(
+        quickstart(method),
+        train_per_class=20,
+        test_per_class=10,
+        fleet="5*resnet18@0.05:ann,5*resnet18@0.05:snn",
+        T=2,
+        rounds=2,
+    )
+
+
+RECIPES: dict[str, Callable[[str], Spec]] = {"quickstart": quickstart, "cpu": cpu, "smoke": smoke, "paper": paper}
+
+# The paper's data sets at CPU scale: training and test images of a class, side. The more classes, the fewer of each.
+CPU_SIZES = {
+    "cifar10": (150, 150, 16),
+    "cifar100": (25, 20, 16),
+    "tiny-imagenet": (40, 10, 32),
+    "cifar10-dvs": (100, 50, 24),
+}
+
+
+def at_scale(scale: str, method: str, data: str) -> Spec:
+    """A recipe on one of the paper's data sets; `smoke` knows digits only."""
+    spec = RECIPES[scale](method)
+    if scale == "paper":
+        return replace(spec, data=data, T=10 if data == "cifar10-dvs" else spec.T)
+    if scale == "cpu":
+        train, test, side = CPU_SIZES[data]
+        return replace(spec, data=data, train_per_class=train, test_per_class=test, image_size=side)
+    return spec
 
 
 def make_method(name: str) -> Method:
