@@ -223,6 +223,7 @@ def command_data(args: argparse.Namespace) -> int:
 def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
+    from asfedbridge.data.sources import data_root
     from asfedbridge.engines.files import write_atomic
     from asfedbridge.experiments.catalogue import Bench, find_experiment, select
     from asfedbridge.experiments.reproduce import choose_width, plan, play
@@ -241,7 +242,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
         return DONE
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        failures = play(jobs, args.data_root, at_once, _tell)
+        failures = play(jobs, data_root(args.data_root), at_once, _tell)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED

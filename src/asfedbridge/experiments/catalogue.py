@@ -58,17 +58,11 @@ class Bench:
         return apply_overrides(spec, {key.replace("__", "."): value for key, value in changes.items()})
 
     def fleet(self, *entries: str) -> str:
-        """Entries ``count*model*share:kind`` at this scale's width; ``share`` of it may be left out."""
-        return ",".join(self._entry(entry) for entry in entries)
-
-    def _entry(self, entry: str) -> str:
-        who, _, kind = entry.partition(":")
-        count, model, *share = who.split("*")
-        width = WIDTHS[self.scale] * float(share[0] if share else 1)
-        return f"{count}*{model}@{width:g}:{kind}"
+        """Entries ``count*model:kind``, at this scale's width."""
+        return ",".join(entry.replace(":", f"@{WIDTHS[self.scale]:g}:", 1) for entry in entries)
 
 
-WIDTHS: dict[str, float] = {"paper": 1.0, "cpu": 0.125, "smoke": 0.05}
+WIDTHS: dict[str, float] = {"paper": 1.0, "cpu": 0.125, "smoke": 0.0625}
 
 
 @dataclass(frozen=True)
@@ -100,13 +94,19 @@ def _methods(
     methods: Iterable[str],
     data: Iterable[str],
     reported: Mapping[str, Mapping[str, paper.Reported]],
+    own: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> list[Cell]:
-    return [
-        Cell(method, name, bench.spec(method, name, **changes), _triple(reported.get(name, {}).get(method)))
-        for name in data
-        for method in methods
-    ]
+    """Every method on every data set; ``own`` are changes for one method alone."""
+    cells = []
+    for name in data:
+        for method in methods:
+            spec = bench.spec(method, name, **changes, **(own or {}).get(method, {}))
+            cells.append(Cell(method, name, spec, _triple(reported.get(name, {}).get(method))))
+    return cells
+
+
+UNEQUAL = {"method__mismatch": "prefix"}  # FedFree between layers of unequal shapes, as the paper reports it
 
 
 @_experiment(
@@ -134,9 +134,11 @@ def _moderate(bench: Bench) -> list[Cell]:
 
 @_experiment("scale", "Backbones of different widths", "AS-FedBridge leads when widths differ.")
 def _scale(bench: Bench) -> list[Cell]:
-    shares = ("0.25", "0.5", "1", "0.25", "0.5")
-    fleet = bench.fleet(*(f"1*resnet18*{share}:{kind}" for kind in ("ann", "snn") for share in shares))
-    return _methods(bench, HETEROGENEOUS, CIFAR, paper.SCALE, fleet=fleet)
+    widest = max(WIDTHS[bench.scale], 0.25)  # the narrowest has a quarter of its channels, and must have some
+    widths = [widest * share for share in (0.25, 0.5, 1.0, 0.25, 0.5)]
+    fleet = ",".join(f"resnet18@{width:g}:{kind}" for kind in ("ann", "snn") for width in widths)
+    own = {"fedfree": UNEQUAL, "sfedhifi": {"method__bank_inputs": min(0.125, min(widths))}}
+    return _methods(bench, HETEROGENEOUS, CIFAR, paper.SCALE, own, fleet=fleet)
 
 
 @_experiment("architecture", "Backbones of different families", "AS-FedBridge leads when families differ.")
@@ -144,7 +146,7 @@ def _architecture(bench: Bench) -> list[Cell]:
     models = ("resnet18", "vgg11", "vgg9", "resnet18", "mobilenet")
     fleet = bench.fleet(*(f"1*{model}:{kind}" for kind in ("ann", "snn") for model in models))
     methods = [m for m in HETEROGENEOUS if m != "sfedhifi"]
-    return _methods(bench, methods, CIFAR, paper.ARCHITECTURE, fleet=fleet)
+    return _methods(bench, methods, CIFAR, paper.ARCHITECTURE, {"fedfree": UNEQUAL}, fleet=fleet)
 
 
 @_experiment(

@@ -4,25 +4,28 @@ A cell's folder is named by its method and the digest of its specification, so t
 the same cell of another experiment, or of the same command started again, is not played twice.
 """
 
-import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.engines.files import write_atomic
+from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.experiments.catalogue import Cell
+from asfedbridge.experiments.records import Record
+from asfedbridge.experiments.run import Setting, execute
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import read_rounds, read_summary
-from asfedbridge.experiments.toml import write_toml
 
 CELLS = "cells"
-POLL = 0.5  # seconds
+INTERRUPTED = 130
 PATIENCE = 30.0  # seconds a run has to write its checkpoint when it is interrupted
 Tell = Callable[[str], None]
 
@@ -64,30 +67,34 @@ def choose_width(jobs: Sequence[Job], cuda: bool) -> int:
     return 1 if cuda or threads == 0 else max(1, cores // threads)
 
 
-def play(jobs: Sequence[Job], data_root: str | None, at_once: int, tell: Tell) -> dict[Path, str]:
+def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path, str]:
     """Play what is not finished; why a run failed, by its folder. A failure does not stop the others."""
-    waiting = [job for job in jobs if job.summary() is None]
+    waiting = deque(job for job in jobs if job.summary() is None)
     done = len(jobs) - len(waiting)
-    failures: dict[Path, str] = {}
     if done:
         tell(f"{done} of {len(jobs)} runs are there already")
-    running: dict[Path, tuple[Job, subprocess.Popen[bytes], float]] = {}
+    context = worker_context(__name__)
+    running: dict[int, tuple[Job, Any, float]] = {}  # by sentinel
+    failures: dict[Path, str] = {}
     begin, finished = time.monotonic(), 0
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                job = waiting.pop(0)
-                running[job.folder] = (job, _start(job, data_root), time.monotonic())
-            time.sleep(POLL)
-            for folder, (job, process, since) in list(running.items()):
-                if process.poll() is None:
-                    continue
-                del running[folder]
+                job = waiting.popleft()
+                job.folder.parent.mkdir(parents=True, exist_ok=True)
+                process = context.Process(target=_play_one, args=(job, root))
+                with deaf_to_ctrl_c():
+                    process.start()
+                running[process.sentinel] = (job, process, time.monotonic())
+            for sentinel in wait(list(running)):
+                job, process, since = running.pop(sentinel)  # type: ignore[arg-type]
+                process.join()
                 finished += 1
-                left = (time.monotonic() - begin) / finished * (len(waiting) + len(running))
-                outcome = _outcome(job, process.returncode, failures)
-                took = f"{(time.monotonic() - since) / 60:.1f} min"
-                tell(f"[{done + finished}/{len(jobs)}] {job.label}: {outcome}, {took}; about {left / 60:.0f} min left")
+                outcome = _outcome(job, process.exitcode, failures)
+                minutes = (time.monotonic() - since) / 60
+                left = (time.monotonic() - begin) / finished * (len(waiting) + len(running)) / 60
+                place = f"[{done + finished}/{len(jobs)}] {job.label}"
+                tell(f"{place}: {outcome}, {minutes:.1f} min; about {left:.0f} min left")
     finally:
         _stop([process for _, process, _ in running.values()])
     return failures
@@ -95,44 +102,50 @@ def play(jobs: Sequence[Job], data_root: str | None, at_once: int, tell: Tell) -
 
 def _outcome(job: Job, code: int, failures: dict[Path, str]) -> str:
     summary = job.summary()
-    if code == 0 and summary is not None:
+    if summary is not None:
         return f"accuracy {summary['accuracy']['all']:.2f}"
-    failures[job.folder] = _last_line(job.log) or f"exit code {code}"
+    failures[job.folder] = _last_line(job.log) or f"died (exit code {code})"
     return f"FAILED: {failures[job.folder]}"
 
 
-def _start(job: Job, data_root: str | None) -> "subprocess.Popen[bytes]":
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
-    file = job.folder.with_suffix(".toml")
-    write_atomic(file, write_toml(job.spec).encode())
-    words = [sys.executable, "-m", "asfedbridge", "run", str(file), "--out", str(job.folder), "--resume"]
-    words += ["--data-root", data_root] if data_root else []
-    with job.log.open("wb") as log:
-        return subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=_die_with_parent
-        )
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent ends, however it ends: a run must not go on without its table."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _stop(processes: Sequence[Any]) -> None:
+    """Interrupt them, let them write what they have, and see that they are gone."""
     for process in processes:
         process.terminate()
     for process in processes:
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
+        process.join(PATIENCE)
+        if process.is_alive():
             process.kill()
-            process.wait()
+            process.join()
 
 
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("asfedbridge: ") if lines else ""
+class _Silent:
+    """An observer that does not look: what a run has to say is in its folder."""
+
+    def waits(self, what: str) -> None: ...
+    def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None: ...
+    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
+    def round_ends(self, records: Sequence[Record]) -> None: ...
+
+
+def _play_one(job: Job, root: Path) -> None:
+    """In a process of its own, whose words go to the log; the last of them is the reason if it fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop them is the parent's part
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(INTERRUPTED))
+    end_with_parent()
+    with job.log.open("wb") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    try:
+        execute(job.spec, job.folder, root, _Silent(), resume=True)
+    except (BadInput, Diverged) as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
 
 
 def state_of(job: Job) -> str:
