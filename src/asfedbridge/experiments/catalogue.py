@@ -106,7 +106,9 @@ def _methods(
     return cells
 
 
-UNEQUAL = {"method__mismatch": "prefix"}  # FedFree between layers of unequal shapes, as the paper reports it
+UNEQUAL: dict[str, Any] = {
+    "method__mismatch": "prefix"
+}  # FedFree between layers of unequal shapes, as the paper reports it
 
 
 @_experiment(
@@ -137,7 +139,10 @@ def _scale(bench: Bench) -> list[Cell]:
     widest = max(WIDTHS[bench.scale], 0.25)  # the narrowest has a quarter of its channels, and must have some
     widths = [widest * share for share in (0.25, 0.5, 1.0, 0.25, 0.5)]
     fleet = ",".join(f"resnet18@{width:g}:{kind}" for kind in ("ann", "snn") for width in widths)
-    own = {"fedfree": UNEQUAL, "sfedhifi": {"method__bank_inputs": min(0.125, min(widths))}}
+    own: dict[str, Mapping[str, Any]] = {
+        "fedfree": UNEQUAL,
+        "sfedhifi": {"method__bank_inputs": min(0.125, min(widths))},
+    }
     return _methods(bench, HETEROGENEOUS, CIFAR, paper.SCALE, own, fleet=fleet)
 
 
