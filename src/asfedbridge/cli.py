@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 
 DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 MOST_WORKERS = 1024
+SOURCE_HELP = "take SOURCE for the paper's data set NAME, e.g. cifar10=npz:PATH; may be repeated"
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE")
 
     lists = commands.add_parser("list", help="what there is to choose from")
-    topics = ["all", "methods", "models", "data", "recipes", "fleets", "kernels"]
+    topics = ["all", "methods", "models", "data", "recipes", "fleets", "experiments", "kernels"]
     lists.add_argument("topic", nargs="?", choices=topics, default="all", help="default: everything")
     lists.add_argument("--markdown", action="store_true", help="methods only: the page docs/methods.md")
     _add_data_root(lists)
@@ -67,6 +69,22 @@ def build_parser() -> argparse.ArgumentParser:
         if action != "list":
             sub.add_argument("name", metavar="NAME")
         _add_data_root(sub)
+
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="a table or figure of the paper, its values beside ours",
+        epilog="example: asfedbridge reproduce main --scale cpu --seeds 0,1,2 --data cifar10=npz:mine.npz",
+    )
+    reproduce.add_argument("experiment", metavar="EXPERIMENT", help="one of: asfedbridge list experiments")
+    reproduce.add_argument("--scale", choices=["paper", "cpu", "smoke"], required=True, help="as large as you can bear")
+    reproduce.add_argument("--seeds", type=_numbers, default=[42], metavar="0,1,2", help="mean and spread over these")
+    reproduce.add_argument("--only", type=_names, metavar="ROW,...", help="these methods (or variants) only")
+    reproduce.add_argument("--columns", type=_names, metavar="COLUMN,...", help="these data sets (or settings) only")
+    reproduce.add_argument("--data", type=_pair, action="append", default=[], metavar="NAME=SOURCE", help=SOURCE_HELP)
+    reproduce.add_argument("--out", type=Path, metavar="DIR", help="where runs and tables go (default: runs/SCALE)")
+    reproduce.add_argument("--jobs", type=positive, metavar="N", help="runs at once (default: by cores and threads)")
+    reproduce.add_argument("--dry-run", action="store_true", help="list the runs with an estimate of time and memory")
+    _add_data_root(reproduce)
 
     report = commands.add_parser("report", help="compare finished runs in one table")
     report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of them")
@@ -93,6 +111,23 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_WORKERS):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of processes; give 1 to {MOST_WORKERS}")
     return int(text)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    if not all(name.isascii() and name.isdigit() for name in _names(text)) or not _names(text):
+        raise argparse.ArgumentTypeError(f"'{text}' are no seeds; give whole numbers with commas between, e.g. 0,1,2")
+    return list(dict.fromkeys(int(name) for name in _names(text)))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, source = text.partition("=")
+    if not (name and equals and source):
+        raise argparse.ArgumentTypeError(f"'{text}' is no NAME=SOURCE, e.g. cifar10=npz:PATH")
+    return name, source
 
 
 def _add_data_root(parser: argparse.ArgumentParser) -> None:
@@ -185,6 +220,45 @@ def command_data(args: argparse.Namespace) -> int:
     return DONE
 
 
+def command_reproduce(args: argparse.Namespace) -> int:
+    import torch
+
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.engines.files import write_atomic
+    from asfedbridge.experiments.catalogue import Bench, find_experiment, select
+    from asfedbridge.experiments.reproduce import choose_width, plan, play
+    from asfedbridge.report.reproduction import collect, render, to_csv, to_latex
+
+    experiment = find_experiment(args.experiment)
+    cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
+    out = args.out or Path("runs") / args.scale
+    jobs = plan(cells, args.seeds, out)
+    at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
+    if args.dry_run:
+        from asfedbridge.report.estimate import estimate_rows
+        from asfedbridge.report.tables import render_text
+
+        print(render_text(estimate_rows(jobs, args.data_root, at_once, _tell)))
+        return DONE
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        failures = play(jobs, data_root(args.data_root), at_once, _tell)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    results = collect(cells, args.seeds, out, failures)
+    page = render(experiment, results, shlex.join(["asfedbridge", *args.words]))
+    for suffix, text in (("md", page), ("csv", to_csv(results)), ("tex", to_latex(experiment, results))):
+        write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
+    print(page, end="")
+    _tell(f"written to {out / experiment.name}.md, .csv and .tex")
+    return FAILED if failures else DONE
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def command_report(args: argparse.Namespace) -> int:
     from asfedbridge.report.tables import find_summaries, render_markdown, render_text, run_rows
 
@@ -212,6 +286,7 @@ def command_bench(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
+        args.words = sys.argv[1:] if argv is None else list(argv)
         return int(globals()[f"command_{args.command}"](args))
     except BadInput as error:
         print("asfedbridge:", *str(error).splitlines(), file=sys.stderr)

@@ -72,7 +72,7 @@ def test_a_named_fleet_has_the_width_of_the_recipe(recipe: str, wide: str) -> No
 
 
 def test_recipes_are_as_promised() -> None:
-    assert list(RECIPES) == ["quickstart", "cpu", "paper"]
+    assert list(RECIPES) == ["quickstart", "cpu", "smoke", "paper"]
     paper = RECIPES["paper"]("as-fedbridge")
     assert (paper.data, paper.fleet, paper.alpha, paper.rounds) == (
         "cifar10",
@@ -86,7 +86,7 @@ def test_recipes_are_as_promised() -> None:
         quickstart("fedavgg")
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "cpu", "paper"])
+@pytest.mark.parametrize("recipe", ["quickstart", "cpu", "smoke", "paper"])
 def test_shared_networks_are_matched(recipe: str) -> None:
     """Methods that communicate a small network have the same one, at the same rate."""
     names = ("bridge_width", "bridge_norm", "bridge_lr", "bridge_weight_decay", "bridge_momentum")

@@ -1,13 +1,9 @@
 """Worker processes: every client lives in one of them, and only payloads cross. The same bits as the plain engine."""
 
 import heapq
-import multiprocessing
-import multiprocessing.resource_tracker
 import os
-import signal
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,20 +16,12 @@ from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
 from asfedbridge.engines.host import Progress, owner, temporary_folder
+from asfedbridge.engines.process import deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import serve
 from asfedbridge.models.zoo import outline_backbone
 
-KERNELS = [
-    "asfedbridge.models.fused",
-    "asfedbridge.models.events",
-    "asfedbridge.data.augment",
-]  # not there without numba
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
-# What a worker runs, and what torch loads with the first optimiser: seconds that each worker would take for itself.
-# A module that cannot be imported (no numba) is passed over.
-KERNELS = ["asfedbridge.models.fused", "asfedbridge.models.events", "asfedbridge.data.augment"]
-PRELOAD = [serve.__module__, "asfedbridge.methods", *KERNELS, "torch._dynamo"]
 PATIENCE = 2.0  # seconds for an idle worker to end by itself
 
 
@@ -102,7 +90,7 @@ class PoolEngine:
         everybody = at_work >= len(self._infos)
         folder = folder or temporary_folder(self)
         shard_of = dict(zip(self._infos, shards, strict=True))
-        context = _context()
+        context = worker_context(serve.__module__, "asfedbridge.methods")
         self._workers: list[Worker] = []
         try:
             for number, mine in enumerate(pin(infos, workers)):
@@ -112,7 +100,7 @@ class PoolEngine:
                 process = context.Process(
                     target=serve, args=(theirs, self._threads, progress is not None, *own), daemon=True
                 )
-                with _deaf_to_ctrl_c():
+                with deaf_to_ctrl_c():
                     process.start()
                 theirs.close()  # so that the worker's end is the only one, and its death is heard
                 self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
@@ -222,24 +210,3 @@ def rebuild_error(found: Mapping[str, Any], where: str) -> Exception:
     error = RuntimeError(f"{where}: {found['kind']}: {found['text']}")
     error.add_note(f"There, the traceback was:\n{found['trace']}")
     return error
-
-
-def _context() -> Any:
-    """Workers are forked from a server that has loaded them but never run: quick to start, and without the threads
-    and locks of this process."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    multiprocessing.resource_tracker.ensure_running()  # its start would end the deafness below
-    return context
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """What is started meanwhile inherits a blocked SIGINT: a worker that is not up yet would die of it in noise."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,12 +3,7 @@
 This module is loaded before workers are forked off; it must not start threads when it is imported.
 """
 
-import fcntl
-import multiprocessing
-import os
 import signal
-import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +17,7 @@ from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
 from asfedbridge.engines.host import ClientHost
-from asfedbridge.engines.process import prepare_process
+from asfedbridge.engines.process import end_with_parent, prepare_process
 from asfedbridge.engines.wire import pack, unpack
 
 
@@ -40,7 +35,7 @@ def serve(
 ) -> None:
     """Answer until the other end hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
-    _end_with_parent()
+    end_with_parent()
     prepare_process(threads)
 
     def tell(info: ClientInfo, *epoch: Any) -> None:
@@ -75,20 +70,3 @@ def _describe(error: Exception) -> dict[str, Any]:
     kind = next((k.__name__ for k in (BadInput, Diverged, OSError) if isinstance(error, k)), type(error).__name__)
     plain = {"kind": kind, "text": str(error), "trace": traceback.format_exc()}
     return plain | ({"errno": error.errno, "strerror": error.strerror} if isinstance(error, OSError) else {})
-
-
-def _end_with_parent() -> None:
-    """Nobody is left behind when the parent is killed.
-
-    Linux signals a hang-up on the pipe that the parent holds; SIGIO ends who does not handle it, also in the middle
-    of C code that keeps Python's lock, where a thread would wait in vain. Elsewhere a thread has to do.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux":
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-        if not parent.is_alive():  # it died before we listened
-            os._exit(1)
-    else:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -10,13 +10,14 @@ from typing import TextIO
 from asfedbridge.core.payload import MB
 from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task
 from asfedbridge.data.sources import data_root, describe
+from asfedbridge.experiments.catalogue import EXPERIMENTS
 from asfedbridge.experiments.fleet import FLEETS
 from asfedbridge.experiments.recipes import RECIPES
 from asfedbridge.experiments.spec import method_fields
 from asfedbridge.models import paths
 from asfedbridge.models.zoo import DESCRIPTIONS
 
-TOPICS = ("methods", "models", "data", "recipes", "fleets", "kernels")
+TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "kernels")
 
 
 def list_topic(topic: str, root: str | None = None) -> str:
@@ -29,6 +30,7 @@ def list_topic(topic: str, root: str | None = None) -> str:
         "data": lambda: _pairs({name: f"{what} ({where})" for name, what, where in describe(data_root(root))}),
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
         "fleets": lambda: _pairs(FLEETS),
+        "experiments": lambda: _pairs({name: entry.title for name, entry in EXPERIMENTS.items()}),
         "kernels": lambda: _pairs(paths.describe()),
     }[topic]()
 

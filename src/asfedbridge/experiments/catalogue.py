@@ -1,0 +1,282 @@
+"""Every table and figure of the paper as a grid of runs, at three scales.
+
+An experiment gives cells; a cell is one number of the table (or one bar, one curve): a row, a column, the run that
+makes it, and what the paper reports there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.experiments import paper
+from asfedbridge.experiments.recipes import at_scale
+from asfedbridge.experiments.spec import Spec, apply_overrides
+
+Scale = Literal["paper", "cpu", "smoke"]
+CIFAR = ("cifar10", "cifar100")
+ALL_DATA = (*CIFAR, "tiny-imagenet", "cifar10-dvs")
+MAIN = (
+    "centralized",
+    "standalone",
+    "isolated-fedavg",
+    "isolated-fedprox",
+    "fedavg",
+    "fedprox",
+    "fedfree",
+    "sfedhifi",
+    "fedproto",
+    "fedtgp",
+    "fml",
+    "mh-pflid",
+    "as-fedbridge",
+)
+FEDERATED = MAIN[1:]
+HETEROGENEOUS = ("standalone", "sfedhifi", "fedfree", "fedproto", "fedtgp", "fml", "mh-pflid", "as-fedbridge")
+COMPARED = ("standalone", "fedproto", "fml", "as-fedbridge")
+
+
+@dataclass(frozen=True)
+class Cell:
+    row: str
+    column: str
+    spec: Spec
+    reported: Mapping[str, float] = field(default_factory=dict)  # by kind and "all", in percent
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where an experiment is played: the scale, and which source stands for each of the paper's data sets."""
+
+    scale: Scale = "paper"
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def spec(self, method: str, data: str, **changes: Any) -> Spec:
+        """The scale's recipe on a data set of the paper, with changes; ``method__x`` is the method's field x."""
+        spec = at_scale(self.scale, method, data)
+        spec = replace(spec, data=self.sources.get(data, spec.data))
+        return apply_overrides(spec, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    claim: str  # of the paper, in our words
+    cells: Callable[[Bench], list[Cell]]
+    analysis: str = ""  # what of `analyze` the table shows beside accuracy
+
+
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+def _experiment(name: str, title: str, claim: str, analysis: str = "") -> Callable[[Any], Any]:
+    def enter(cells: Callable[[Bench], list[Cell]]) -> Callable[[Bench], list[Cell]]:
+        EXPERIMENTS[name] = Experiment(name, title, claim, cells, analysis)
+        return cells
+
+    return enter
+
+
+def _triple(values: paper.Reported | None) -> dict[str, float]:
+    return {} if values is None else dict(zip(("ann", "snn", "all"), values, strict=True))
+
+
+def _methods(
+    bench: Bench,
+    methods: Iterable[str],
+    data: Iterable[str],
+    reported: Mapping[str, Mapping[str, paper.Reported]],
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    **changes: Any,
+) -> list[Cell]:
+    """Every method on every data set; ``own`` are changes for one method alone."""
+    cells = []
+    for name in data:
+        for method in methods:
+            spec = bench.spec(method, name, **changes, **(own or {}).get(method, {}))
+            cells.append(Cell(method, name, spec, _triple(reported.get(name, {}).get(method))))
+    return cells
+
+
+UNEQUAL: dict[str, Any] = {
+    "method__mismatch": "prefix"
+}  # FedFree between layers of unequal shapes, as the paper reports it
+
+
+@_experiment(
+    "main",
+    "All methods on four data sets, Dirichlet 0.1",
+    "AS-FedBridge has the best mean on all four; direct averaging collapses.",
+)
+def _main(bench: Bench) -> list[Cell]:
+    return _methods(bench, MAIN, ALL_DATA, paper.MAIN)
+
+
+@_experiment(
+    "iid",
+    "IID shards",
+    "Isolated averaging leads, as it amounts to distributed training; AS-FedBridge leads among the others.",
+)
+def _iid(bench: Bench) -> list[Cell]:
+    return _methods(bench, FEDERATED, CIFAR, paper.IID, partition="iid")
+
+
+@_experiment("moderate", "Moderate skew, Dirichlet 0.5", "AS-FedBridge has the best mean, just above isolated FedAvg.")
+def _moderate(bench: Bench) -> list[Cell]:
+    return _methods(bench, FEDERATED, CIFAR, paper.MODERATE, alpha=0.5)
+
+
+@_experiment("scale", "Backbones of different widths", "AS-FedBridge leads when widths differ.")
+def _scale(bench: Bench) -> list[Cell]:
+    # At small scale the narrowest must have channels left, and SFedHIFI's banks must fit into it.
+    fleet = "scale" if bench.scale == "paper" else "scale@0.25"
+    own: dict[str, Mapping[str, Any]] = {"fedfree": UNEQUAL}
+    if bench.scale != "paper":
+        own["sfedhifi"] = {"method__bank_inputs": 0.0625}
+    return _methods(bench, HETEROGENEOUS, CIFAR, paper.SCALE, own, fleet=fleet)
+
+
+@_experiment("architecture", "Backbones of different families", "AS-FedBridge leads when families differ.")
+def _architecture(bench: Bench) -> list[Cell]:
+    methods = [m for m in HETEROGENEOUS if m != "sfedhifi"]
+    return _methods(bench, methods, CIFAR, paper.ARCHITECTURE, {"fedfree": UNEQUAL}, fleet="architecture")
+
+
+@_experiment(
+    "composition",
+    "One to nine SNN clients of ten",
+    "AS-FedBridge stays near 70 % whatever the mixture; the others fall or waver. (A figure: no values to compare.)",
+)
+def _composition(bench: Bench) -> list[Cell]:
+    return [
+        Cell(method, f"{count} SNN", bench.spec(method, "cifar100", fleet=f"{10 - count}+{count}"))
+        for count in range(1, 10)
+        for method in COMPARED
+    ]
+
+
+def _controls(bench: Bench, kinds: Iterable[str]) -> list[Cell]:
+    """Ten clients of a kind under FedAvg, and five of them beside five ANN clients under the Bridge."""
+    cells = []
+    for kind in kinds:
+        name, _, steps = kind.replace(":b=", "").partition(":T=")
+        mixed = {"ann": "ann", "snn": "5+5"}.get(name, f"ann+{name}")
+        change = {"T": int(steps)} if steps else {}
+        for method, fleet, column, reported in (
+            ("fedavg", name, "ten alike, FedAvg", paper.ALIKE),
+            ("as-fedbridge", mixed, "five beside five ANN, Bridge", paper.MIXED),
+        ):
+            spec = bench.spec(method, "cifar100", fleet=fleet, **change)
+            cells.append(Cell(kind, column, spec, {"all": reported[kind]}))
+    return cells
+
+
+@_experiment(
+    "necessity",
+    "Mixed federations against homogeneous ones",
+    "ANN and SNN together beat ten of either; more time steps help; ANN with ANN is best but costs most.",
+)
+def _necessity(bench: Bench) -> list[Cell]:
+    return _controls(bench, ("bnn", "snn:T=2", "snn:T=4", "snn:T=8", "ann"))
+
+
+@_experiment(
+    "lowbit",
+    "Low-bit networks in the place of SNNs",
+    "At matched 2, 4 and 8 (bits or time steps) the SNN mixture is above the quantised one.",
+)
+def _lowbit(bench: Bench) -> list[Cell]:
+    kinds = ("bnn", "qnn:b=2", "qnn:b=4", "qnn:b=8", "snn:T=2", "snn:T=4", "snn:T=8", "ann")
+    return _controls(bench, kinds)
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "ann-to-snn": {"method__direction": "ann-to-snn"},
+    "snn-to-ann": {"method__direction": "snn-to-ann"},
+    "no-pseudo-spike": {"method__pseudo_spike": False},
+    "shared-head": {"method__personal_head": False},
+    "no-pspr": {"method__pspr": False},
+    "no-quantiser": {"method__quantise": False},
+    "no-rate-loss": {"method__rate_loss": False},
+    "complete": {},
+}
+
+
+@_experiment("ablation", "Parts of AS-FedBridge taken away", "Every part helps; both directions and own heads most.")
+def _ablation(bench: Bench) -> list[Cell]:
+    return [
+        Cell(name, "cifar100", bench.spec("as-fedbridge", "cifar100", **change), _triple(paper.ABLATION[name]))
+        for name, change in ABLATIONS.items()
+    ]
+
+
+@_experiment("bridge-width", "Narrower Bridges", "Accuracy falls with the Bridge's width, the SNN clients' most.")
+def _bridge_width(bench: Bench) -> list[Cell]:
+    full = bench.spec("as-fedbridge", "cifar100").method.bridge_width  # type: ignore[attr-defined]
+    return [
+        Cell(
+            f"{share:g} x",
+            "cifar100",
+            bench.spec("as-fedbridge", "cifar100", method__bridge_width=full * share),
+            _triple(values),
+        )
+        for share, values in paper.BRIDGE_WIDTH.items()
+    ]
+
+
+@_experiment(
+    "motivation",
+    "Direct FedAvg over ANN and SNN clients, round by round",
+    "Accuracy collapses while the two kinds' features and gradients stay apart.",
+    analysis="by_round",
+)
+def _motivation(bench: Bench) -> list[Cell]:
+    fleets = {"mixed": "5+5", "ANN only": "ann", "SNN only": "snn"}
+    rounds = bench.spec("fedavg", "cifar10").rounds
+    every = max(1, rounds // 10)
+    return [
+        Cell(name, data, bench.spec("fedavg", data, fleet=fleet, snapshot_every=every))
+        for data in CIFAR
+        for name, fleet in fleets.items()
+    ]
+
+
+for _name, _title, _claim in (
+    ("cka", "Linear CKA between clients' features", "AS-FedBridge has high similarity across kinds."),
+    ("gradients", "Gradient cosine between clients", "AS-FedBridge has broadly positive similarity across kinds."),
+    (
+        "mmd",
+        "MMD^2 between ANN and SNN features",
+        "AS-FedBridge has the smallest gap, and accuracy falls with the gap.",
+    ),
+):
+    _experiment(_name, f"{_title}, IID", _claim, analysis=_name)(_iid)
+
+
+@_experiment(
+    "rates",
+    "Firing rates of the Bridge's ports and of SNN stages",
+    "Both peak at multiples of 1/T, and their shapes change with depth alike.",
+    analysis="rates",
+)
+def _rates(bench: Bench) -> list[Cell]:
+    return [Cell("as-fedbridge", "cifar10", bench.spec("as-fedbridge", "cifar10"))]
+
+
+def find_experiment(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        raise BadInput(f"experiment '{name}' is not known{nearest(name, EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def select(cells: Sequence[Cell], rows: Sequence[str] | None, columns: Sequence[str] | None) -> list[Cell]:
+    """Those in the named rows and columns; all without names."""
+    for option, names, known in (
+        ("--only", rows, {c.row for c in cells}),
+        ("--columns", columns, {c.column for c in cells}),
+    ):
+        for name in names or ():
+            if name not in known:
+                raise BadInput(f"{option} {name}: not in this experiment{nearest(name, sorted(known))}")
+    return [c for c in cells if (not rows or c.row in rows) and (not columns or c.column in columns)]

@@ -1,0 +1,43 @@
+"""What an experiment would take: its runs, with time and memory from short measurements."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.experiments.probe import Estimate, measure_apart
+from asfedbridge.experiments.reproduce import Job, state_of
+from asfedbridge.experiments.toml import write_toml
+from asfedbridge.report.tables import Rows
+
+
+def estimate_rows(jobs: Sequence[Job], root: str | None, at_once: int, tell: Callable[[str], None]) -> Rows:
+    """A row per run, and the sum; runs that differ in their seed alone are measured once."""
+    known: dict[str, Estimate | str] = {}
+    rows = [["run", "seed", "state", "minutes", "memory MB"]]
+    total = 0.0
+    for number, job in enumerate(jobs, start=1):
+        like = replace(job.spec, seed=0).digest()
+        if like not in known:
+            tell(f"measuring {number}/{len(jobs)}: {job.label}")
+            known[like] = _measured(job, root)
+        found, state = known[like], state_of(job)
+        if isinstance(found, str):
+            rows.append([job.folder.name, str(job.spec.seed), f"cannot run: {found}", "-", "-"])
+            continue
+        total += found.seconds if state != "finished" else 0.0
+        numbers = [f"{found.seconds / 60:.1f}", f"{found.megabytes:.0f}"]
+        rows.append([job.folder.name, str(job.spec.seed), state, *numbers])
+    rows.append([f"{len(jobs)} runs, {at_once} at once", "", "", f"{total / 60 / at_once:.1f}", ""])
+    return rows
+
+
+def _measured(job: Job, root: str | None) -> Estimate | str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "spec.toml"
+        file.write_text(write_toml(job.spec))
+        try:
+            return measure_apart(file, root)
+        except BadInput as error:
+            return str(error)

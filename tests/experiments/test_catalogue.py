@@ -1,0 +1,85 @@
+"""Every experiment of the paper is there, its cells are valid runs, and its numbers are the paper's."""
+
+from pathlib import Path
+
+import pytest
+
+from asfedbridge.core.protocol import METHODS
+from asfedbridge.experiments import paper
+from asfedbridge.experiments.catalogue import ABLATIONS, EXPERIMENTS, MAIN, Bench
+from asfedbridge.experiments.run import prepare
+
+NAMES = [
+    *("motivation", "main", "iid", "moderate", "scale", "architecture", "composition", "necessity", "lowbit"),
+    *("ablation", "bridge-width", "cka", "gradients", "mmd", "rates"),
+]
+
+
+def test_every_experiment_has_a_name_a_title_and_a_claim() -> None:
+    assert set(EXPERIMENTS) == set(NAMES)
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.name == name
+        assert experiment.title
+        assert experiment.claim.endswith((".", ")"))
+
+
+def test_no_method_is_missing_from_the_main_table() -> None:
+    assert set(MAIN) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_are_distinct_and_every_smoke_cell_can_be_set_up(name: str, tmp_path: Path) -> None:
+    for scale in ("paper", "cpu", "smoke"):
+        cells = EXPERIMENTS[name].cells(Bench(scale))  # type: ignore[arg-type]
+        assert len({(c.row, c.column) for c in cells}) == len(cells) > 0
+    for spec in {cell.spec.digest(): cell.spec for cell in cells}.values():
+        prepare(spec, tmp_path)  # refuses what cannot run
+
+
+def test_scales_keep_the_experiment_and_change_its_size() -> None:
+    large, small = (Bench(scale).spec("fml", "cifar100") for scale in ("paper", "cpu"))  # type: ignore[arg-type]
+    assert (large.rounds, large.epochs, large.batch_size, large.fleet) == (100, 5, 256, "5*resnet18:ann,5*resnet18:snn")
+    assert (large.data, small.data, large.alpha, small.alpha) == ("cifar100", "cifar100", 0.1, 0.1)
+    assert small.rounds * small.epochs < large.rounds * large.epochs
+    assert Bench("paper").spec("fml", "cifar10-dvs").T == 10
+
+
+def test_a_source_can_stand_for_a_data_set() -> None:
+    bench = Bench("cpu", {"cifar10": "npz:mine.npz"})
+    assert [bench.spec("fml", name).data for name in ("cifar10", "cifar100")] == ["npz:mine.npz", "cifar100"]
+
+
+def test_fleets_follow_the_scale() -> None:
+    def fleets(name: str, scale: str) -> set[str]:
+        return {c.spec.fleet for c in EXPERIMENTS[name].cells(Bench(scale))}  # type: ignore[arg-type]
+
+    assert "9*resnet18@0.125:ann,1*resnet18@0.125:snn" in fleets("composition", "cpu")
+    assert len(fleets("composition", "paper")) == 9
+    assert fleets("necessity", "paper") == {
+        *(f"10*resnet18:{kind}" for kind in ("bnn", "snn", "ann")),
+        *(f"5*resnet18:ann,5*resnet18:{kind}" for kind in ("bnn", "snn")),
+    }
+
+
+def test_ablations_switch_off_one_part_each() -> None:
+    cells = {c.row: c.spec.method for c in EXPERIMENTS["ablation"].cells(Bench("paper"))}
+    whole = cells.pop("complete")
+    for name, method in cells.items():
+        changed = [key for key in vars(whole) if vars(whole)[key] != vars(method)[key]]
+        assert len(changed) == len(ABLATIONS[name]) == 1, name
+
+
+def test_reported_means_fit_their_columns() -> None:
+    """The paper's means are those of the two columns, but for the rows that methods.md names as odd."""
+    odd = set()
+    for table in (paper.MAIN, paper.IID, paper.MODERATE, paper.SCALE, paper.ARCHITECTURE):
+        for data, rows in table.items():
+            odd |= {(data, m) for m, (ann, snn, mean) in rows.items() if abs((ann + snn) / 2 - mean) > 0.011}
+    assert odd == {
+        ("cifar10", "as-fedbridge"),
+        ("cifar100", "as-fedbridge"),
+        ("tiny-imagenet", "fedfree"),
+        *(("cifar10-dvs", m) for m in ("isolated-fedavg", "isolated-fedprox", "fedavg", "fedprox", "fedtgp")),
+    }
+    for ann, snn, mean in [*paper.ABLATION.values(), *paper.BRIDGE_WIDTH.values()]:
+        assert abs((ann + snn) / 2 - mean) <= 0.011
