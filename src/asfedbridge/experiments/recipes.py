@@ -50,6 +50,7 @@ def cpu(method: str = "as-fedbridge") -> Spec:
 # that are not named here were best, or as good, with the constants of their papers.
 TUNED: dict[str, dict[str, float]] = {
     "fml": {"alpha": 0.9, "beta": 0.9},
+    "fedproto": {"lambda_proto": 0.3},
     "fedtgp": {"lambda_proto": 0.1},
     "fedprox": {"mu": 0.1},
     "isolated-fedprox": {"mu": 0.1},
