@@ -76,12 +76,11 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path, workers: int) -
     build = start_build(folder, count, workers, marks)
     wait_for_chunks(folder, 3)
     build.send_signal(signal.SIGKILL)
-    build.communicate()
+    build.communicate()  # and those who were at a chunk have ended with it
     store = store_in(folder)
     assert not (store / INDEX).exists()
     log = (store / DONE).read_bytes()
     (store / DONE).write_bytes(log + b'{"first": 99')  # a line that was cut off
-    time.sleep(CHUNK * 0.01)  # a worker that was at it ends with its chunk
     before = len(marks.read_text().split())
     again = start_build(folder, count, workers, marks)
     assert again.wait(60) == 0
@@ -96,7 +95,9 @@ def test_no_process_is_left_when_a_builder_is_killed(tmp_path: Path) -> None:
     children = Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text().split()
     assert len(children) >= 2
     build.send_signal(signal.SIGKILL)
-    build.communicate()
+    build.wait()  # for itself only: its processes hold the other end of its stderr
+    assert build.stderr is not None
+    build.stderr.close()
     end = time.monotonic() + 20
     while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
         time.sleep(0.05)
