@@ -8,10 +8,12 @@ from torch import nn
 from asfedbridge.models.backbone import Backbone, scaled
 from asfedbridge.models.neuron import Continuous, Spiking
 from asfedbridge.models.parts import BasicBlock
+from asfedbridge.models.registry import register_family
 
 STAGES = (64, 128, 256, 512)
 
 
+@register_family("resnet18", "ResNet-18 for small images; as an SNN the spike comes after the addition")
 class ResNet18(Backbone):
     def __init__(
         self,

@@ -1,29 +1,32 @@
-"""All backbones by name."""
+"""Backbones and Bridges from a task and a client: checked, outlined and built."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
+from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
+from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Output, Task
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.neuron import Spiking, make_activation
 from asfedbridge.models.parts import build
 from asfedbridge.models.paths import path_of
+from asfedbridge.models.registry import find_model
 from asfedbridge.models.resnet import ResNet18
-
-BACKBONES: dict[str, Callable[..., Backbone]] = {"resnet18": ResNet18}
-DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 64x64 images, ANN and spiking, any width multiplier"}
 
 
 def check_backbone(task: Task, info: ClientInfo) -> None:
     """Refuse what cannot be built, in one line."""
-    channels = outline_backbone(replace(task, projector="linear"), info).pooled
+    if not find_model(info.model).family:
+        _check_output(task, info.shape)
+        return
+    outline = outline_backbone(replace(task, projector="linear"), info)
+    assert isinstance(outline, Backbone)
+    channels = outline.pooled
     if task.projector == "identity" and channels != task.feature_dim:
         raise BadInput(
             f"projector=identity: {info.label} ends in {channels} channels, feature_dim is {task.feature_dim}; "
@@ -31,17 +34,20 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
         )
 
 
-def make_backbone(task: Task, info: ClientInfo) -> Backbone:
+def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    model = find_model(info.model)
+    if not model.family:
+        return model.make(task, info)
     act = make_activation(task, info)
-    return BACKBONES[info.model](act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
+    return model.make(act, task.channels, task.classes, info.width, task.feature_dim, task.projector)
 
 
-def outline_backbone(task: Task, info: ClientInfo) -> Backbone:
+def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """The backbone's names and shapes without memory. To look at only: clients of one shape share it."""
     return _outline_backbone(task, info.shape)
 
 
-def build_backbone(task: Task, info: ClientInfo) -> Backbone:
+def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
     return copy.deepcopy(_first_backbone(task, info.shape))
 
@@ -65,14 +71,41 @@ def build_bridge(task: Task, width: float, norm: str) -> Bridge:
 
 
 @lru_cache(maxsize=64)
-def _outline_backbone(task: Task, info: ClientInfo) -> Backbone:
+def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    if not find_model(info.model).family:
+        return build_backbone(task, info).to("meta")  # who knows what its constructor computes
     with torch.device("meta"):
         return make_backbone(task, info)
 
 
 @lru_cache(maxsize=8)
-def _first_backbone(task: Task, info: ClientInfo) -> Backbone:
+def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    if not find_model(info.model).family:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed(task.seed, "backbone"))
+            return make_backbone(task, info)
     return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+
+
+@lru_cache(maxsize=64)
+def _check_output(task: Task, info: ClientInfo) -> None:
+    """Try a model that is not ours on two images: shapes, and that it remembers nothing."""
+    where = f"model '{info.model}'"
+    model = build_backbone(task, info)
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{where} makes a {type(model).__name__}; return a torch.nn.Module")
+    draws = seeds.generator(task.seed, "check")
+    x = torch.randn(2, task.channels, task.image_size, task.image_size, generator=draws)
+    with torch.no_grad():
+        first, again = (model.eval()(x) for _ in range(2))
+    if not isinstance(first, Output):
+        raise BadInput(f"{where} returns a {type(first).__name__}; return Output(logits_TBC, feature_TBD)")
+    for name, size in (("logits_TBC", task.classes), ("feature_TBD", task.feature_dim)):
+        shape = tuple(getattr(first, name).shape)
+        if shape != (info.T, 2, size):
+            raise BadInput(f"{where}: {name} of 2 images has shape {shape}; return {(info.T, 2, size)} for {info.kind}")
+    if not torch.allclose(first.logits_TBC, again.logits_TBC):
+        raise BadInput(f"{where} answers the same images differently the second time; reset its state in forward")
 
 
 @lru_cache(maxsize=64)

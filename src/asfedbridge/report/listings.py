@@ -13,7 +13,7 @@ from asfedbridge.data.sources import data_root, describe
 from asfedbridge.experiments.recipes import RECIPES
 from asfedbridge.experiments.spec import method_fields
 from asfedbridge.models import paths
-from asfedbridge.models.zoo import DESCRIPTIONS
+from asfedbridge.models.registry import MODELS
 
 TOPICS = ("methods", "models", "data", "recipes", "kernels")
 
@@ -24,7 +24,7 @@ def list_topic(topic: str, root: str | None = None) -> str:
         return "\n\n".join(f"{name}:\n{textwrap.indent(list_topic(name, root), '  ')}" for name in TOPICS)
     return {
         "methods": list_methods,
-        "models": lambda: _pairs(DESCRIPTIONS),
+        "models": lambda: _pairs({name: model.about for name, model in MODELS.items()}),
         "data": lambda: _pairs({name: f"{what} ({where})" for name, what, where in describe(data_root(root))}),
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
         "kernels": lambda: _pairs(paths.describe()),
