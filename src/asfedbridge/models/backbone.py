@@ -39,8 +39,12 @@ class Backbone(nn.Module):
         self.projector = Projector(pooled, feature_dim) if projector == "linear" else None
         self.classifier = nn.Linear(feature_dim, classes)
 
+    def enter(self, x_BCHW: Tensor) -> Tensor:
+        """What the first stage sees. A static image needs its stem once, not T times."""
+        return self.act.start(self.norm, self.stem(x_BCHW))
+
     def forward(self, x_BCHW: Tensor) -> Output:
-        x = self.act.start(self.norm, self.stem(x_BCHW))  # a static image needs its stem once, not T times
+        x = self.enter(x_BCHW)
         for stage in self.stages:
             x = stage(x)
         pooled = x.mean(dim=(2, 3))

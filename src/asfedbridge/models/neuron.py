@@ -148,7 +148,11 @@ class Spiking(nn.Module):
     def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
         """The first activation of a network: norm(x), the same current at every step."""
         out = self._at_once(norm, x_B, None, shared=True)
-        return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
+        return out if out is not None else self(self.spread(norm(x_B)))
+
+    def spread(self, x_B: Tensor) -> Tensor:
+        """One step's tensor for all steps."""
+        return torch.cat([x_B] * self.steps)
 
     def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one node, where there is a kernel for it."""
@@ -207,6 +211,9 @@ class Continuous(nn.Module):
 
     def start(self, norm: nn.Module, x_B: Tensor) -> Tensor:
         return self.after(norm, x_B)
+
+    def spread(self, x_B: Tensor) -> Tensor:
+        return x_B
 
 
 def make_activation(task: Task, info: ClientInfo) -> Spiking | Continuous:

@@ -10,6 +10,7 @@ from torch import nn
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Output, Task
+from asfedbridge.models import mobilenet, vgg  # noqa: F401  families that nobody else imports
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.neuron import Spiking, make_activation
