@@ -22,13 +22,9 @@ from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Up
 from asfedbridge.engines.host import Progress, owner, temporary_folder
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import serve
+from asfedbridge.models.registry import FILES
 from asfedbridge.models.zoo import outline_backbone
 
-KERNELS = [
-    "asfedbridge.models.fused",
-    "asfedbridge.models.events",
-    "asfedbridge.data.augment",
-]  # not there without numba
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
 # What a worker runs, and what torch loads with the first optimiser: seconds that each worker would take for itself.
 # A module that cannot be imported (no numba) is passed over.
@@ -110,7 +106,7 @@ class PoolEngine:
                 room = len(mine) if everybody else -(-at_work // workers)
                 own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder)
                 process = context.Process(
-                    target=serve, args=(theirs, self._threads, progress is not None, *own), daemon=True
+                    target=serve, args=(theirs, self._threads, progress is not None, list(FILES), *own), daemon=True
                 )
                 with _deaf_to_ctrl_c():
                     process.start()

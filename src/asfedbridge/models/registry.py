@@ -5,7 +5,8 @@
   the client; it initialises itself, from a generator that the run's seed has set.
 """
 
-import runpy
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,12 @@ def load_file(path: str) -> None:
         return
     if not full.endswith(".py") or not Path(full).is_file():
         raise BadInput(f"--import {path}: there is no such Python file")
-    runpy.run_path(full)
+    sys.path.append(str(Path(full).parent))  # for what stands beside it
+    spec = importlib.util.spec_from_file_location(f"asfedbridge_import_{len(FILES)}", full)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     FILES.append(full)
 
 
