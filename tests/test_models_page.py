@@ -49,7 +49,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     file = tmp_path / "mine.py"
-    file.write_text("\n\n".join(CODE[:2]), encoding="utf-8")
+    drop = CODE[0].replace("nn.ReLU()", "nn.Dropout(0.5)").replace("mlp", "drop").replace("Perceptron", "Drop")
+    file.write_text("\n\n".join((*CODE[:2], drop)), encoding="utf-8")
     return file
 
 
@@ -104,9 +105,10 @@ def run(words: list[str], out: Path) -> dict[str, bytes]:
 def test_the_documented_command_runs_alike_in_workers(mine: Path, tmp_path: Path, capsys: Any) -> None:
     (line,) = (line for line in PAGE.splitlines() if line.startswith("asfedbridge run --import"))
     words = [str(mine) if w == "mine.py" else w for w in shlex.split(line)[2:]]
+    words = [f"{w},drop:ann" if w.startswith("fleet=") else w for w in words]  # dropout repeats itself, too
     in_workers = run([*words, "--workers", "2"], tmp_path / "pool")
     local = run([w for w in words if w not in ("--engine", "pool")], tmp_path / "local")
-    assert len(local) == 8
+    assert len(local) == 9
     assert local == in_workers
     assert cli.main(["list", "models", "--import", str(mine)]) == 0
     assert "a small SpikingJelly network" in capsys.readouterr().out
@@ -115,19 +117,14 @@ def test_the_documented_command_runs_alike_in_workers(mine: Path, tmp_path: Path
 def test_the_documented_script_runs(tmp_path: Path) -> None:
     """Its workers read it again."""
     words = [*SMALL, "--out", str(tmp_path / "run")]
-    script = "\n\n".join((CODE[0], CODE[2])).replace('"--engine"', f'"method=standalone", *{words!r}, "--engine"')
+    script = "\n\n".join((CODE[0], CODE[2])).replace(
+        '"--engine"', f'"method=standalone", *{words!r}, "--workers", "1", "--engine"'
+    )
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
     env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "summary.json").is_file()
-
-
-def test_dropout_repeats_itself_in_workers(mine: Path, tmp_path: Path) -> None:
-    mine.write_text(CODE[0].replace("nn.ReLU()", "nn.Dropout(0.5)"), encoding="utf-8")
-    words = ["fleet=3*mlp:ann", "method=standalone", "--import", str(mine)]
-    local = run(words, tmp_path / "local")
-    assert local == run([*words, "--engine", "pool", "--workers", "2"], tmp_path / "pool")
 
 
 BROKEN = [
@@ -177,7 +174,7 @@ def test_a_fleet_knows_what_a_model_can_be(mine: Path) -> None:
     load_file(str(mine))  # a second time is once
     assert len(registry.FILES) == 1
     assert len(parse_fleet("2*mlp:ann,jelly:snn:T=3", 4)) == 3
-    with pytest.raises(BadInput, match="entry 1 'mlp:snn': unknown kind 'snn'.*known: ann$"):
+    with pytest.raises(BadInput, match=r"entry 1 'mlp:snn': unknown kind 'snn'.*known: ann$"):
         parse_fleet("mlp:snn", 4)
     with pytest.raises(BadInput, match="entry 2 'jelly:ann': unknown kind 'ann'"):
         parse_fleet("mlp:ann,jelly:ann", 4)

@@ -33,6 +33,7 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
             f"projector=identity: {info.label} ends in {channels} channels, feature_dim is {task.feature_dim}; "
             f"set feature_dim={channels} or projector=linear"
         )
+    outline_backbone(task, info)
 
 
 def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
