@@ -19,7 +19,7 @@ from asfedbridge import cli
 from asfedbridge.report import bench
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ("clients", "latency", "loader", "neuron", "round", "step")
+SCRIPTS = ("clients", "latency", "loader", "models", "neuron", "round", "step")
 QUICKLY = ("--quick", "--json", "--repeats=1", "--threads=1")
 KEYS = {"benchmark", "claim", "quick", "repeats", "threads", "machine", "versions", "equal", "cases"}
 

@@ -47,15 +47,20 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--workers", type=_count, metavar="N", help="worker processes of --engine pool (default: cores)")
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     run.add_argument("--json", action="store_true", help="print the summary as JSON on stdout")
+    _add_import(run)
     _add_data_root(run)
 
     show = commands.add_parser("show", help="print a full specification as TOML, ready to edit and run")
     show.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE")
+    _add_import(show)
 
     lists = commands.add_parser("list", help="what there is to choose from")
     topics = ["all", "methods", "models", "data", "recipes", "fleets", "experiments", "kernels"]
     lists.add_argument("topic", nargs="?", choices=topics, default="all", help="default: everything")
-    lists.add_argument("--markdown", action="store_true", help="methods only: the page docs/methods.md")
+    lists.add_argument(
+        "--markdown", action="store_true", help="methods: the page docs/methods.md; models: the table of docs/models.md"
+    )
+    _add_import(lists)
     _add_data_root(lists)
 
     data = commands.add_parser("data", help="list, fetch or check data sets")
@@ -130,6 +135,17 @@ def _pair(text: str) -> tuple[str, str]:
     return name, source
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        dest="files",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="first run a Python file that registers models of your own (see docs/models.md)",
+    )
+
+
 def _add_data_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-root", metavar="DIR", help="folder of downloaded data (default: $ASFEDBRIDGE_DATA, else the cache)"
@@ -197,11 +213,12 @@ def command_show(args: argparse.Namespace) -> int:
 
 
 def command_list(args: argparse.Namespace) -> int:
-    from asfedbridge.report.listings import list_topic, methods_page
+    from asfedbridge.report.listings import list_topic, methods_page, models_table
 
-    if args.markdown and args.topic != "methods":
-        raise BadInput(f"list {args.topic} --markdown: there is such a page of the methods only; use list methods")
-    print(methods_page() if args.markdown else list_topic(args.topic, args.data_root))
+    pages = {"methods": methods_page, "models": models_table}
+    if args.markdown and args.topic not in pages:
+        raise BadInput(f"list {args.topic} --markdown: there is such a page of methods and models only; name one")
+    print(pages[args.topic]() if args.markdown else list_topic(args.topic, args.data_root))
     return DONE
 
 
@@ -287,6 +304,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         args.words = sys.argv[1:] if argv is None else list(argv)
+        for file in getattr(args, "files", ()):
+            from asfedbridge.models.registry import load_file
+
+            load_file(file)
         return int(globals()[f"command_{args.command}"](args))
     except BadInput as error:
         print("asfedbridge:", *str(error).splitlines(), file=sys.stderr)

@@ -237,6 +237,14 @@ def federation(setting: Setting) -> Federation:
     return Federation(setting)
 
 
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """The other families, one client each."""
+    fleet = "vgg9@0.125:ann,vgg11@0.125:snn,mobilenet@0.125:snn,resnet18-sew@0.125:ann,resnet18-ms@0.125:snn"
+    small = SMALL | {"fleet": fleet, "train_per_class": 4, "rounds": 1}
+    return Federation(prepare(apply_overrides(quickstart(), small), Path(tmp_path_factory.mktemp("data"))))
+
+
 @pytest.fixture
 def backwards_engine() -> type[LocalEngine]:
     return BackwardsEngine

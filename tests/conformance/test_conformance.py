@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, Client, Method, Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
@@ -53,6 +54,30 @@ def test_over_bytes_is_the_same_to_the_bit(federation: Any, name: str, participa
     method = make(name)
     over_bytes = federation.play_over_bytes(method, participation)
     assert federation.plain(method, participation).differences(over_bytes) == []
+
+
+# Methods that do not ask what a client's tensors are.
+ANY = [("as-fedbridge", {}), ("fedproto", {}), ("fml", {}), ("standalone", {}), ("fedfree", {"mismatch": "prefix"})]
+
+
+@pytest.mark.parametrize(("name", "change"), ANY, ids=label)
+def test_other_models_are_the_same_over_bytes(mixed: Any, name: str, change: Any) -> None:
+    method = make(name, **change)
+    method.check(mixed.task, mixed.infos)
+    assert mixed.plain(method).differences(mixed.play_over_bytes(method, backwards=True)) == []
+
+
+def test_other_models_are_the_same_in_workers(mixed: Any, tmp_path: Path) -> None:
+    method = make("as-fedbridge")
+    assert mixed.plain(method).differences(mixed.play_in_pool(method, tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedfree", "isolated-fedavg", "isolated-fedprox", "sfedhifi"])
+def test_what_needs_equal_tensors_refuses_other_models(mixed: Any, name: str) -> None:
+    with pytest.raises(BadInput, match=f"method={name}") as error:
+        make(name).check(mixed.task, mixed.infos)
+    assert "\n" not in str(error.value)
+    assert "client" in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "change"), SWITCHED, ids=label)

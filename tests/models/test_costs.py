@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
-from asfedbridge.models.zoo import build_backbone, build_bridge
+from asfedbridge.models.costs import count_multiply_adds, count_parameters
+from asfedbridge.models.registry import MODELS
+from asfedbridge.models.zoo import build_backbone, build_bridge, outline_backbone
 
 Infos = Callable[..., ClientInfo]
 
@@ -122,3 +124,67 @@ def test_the_bridge_at_224() -> None:
     adds, scalars = plain_sum([24, 64, 120, 220], 1, 200, 256)
     assert sum(mflops(bridge, size=224).values()) == pytest.approx(2e-6 * adds, rel=1e-12)
     assert sum(p.numel() for p in bridge.parameters()) == scalars + 24 + 64 + 120 + 220 + 256  # ports
+
+
+# Every family once more, layer by layer: kernel, groups, inputs, outputs, and the side of its output for a 32x32 image.
+Layer = tuple[int, int, int, int, int]
+
+
+def resnet18() -> list[Layer]:
+    layers, last = [(3, 1, 3, 64, 32)], 64
+    for size, side in ((64, 32), (128, 16), (256, 8), (512, 4)):
+        layers += [(3, 1, last, size, side), *[(3, 1, size, size, side)] * 3]
+        if size != last:
+            layers.append((1, 1, last, size, side))
+        last = size
+    return layers
+
+
+def plain(*sizes: tuple[int, int]) -> list[Layer]:
+    inputs = [3, *(size for size, _ in sizes)]
+    return [(3, 1, i, size, side) for i, (size, side) in zip(inputs, sizes, strict=False)]
+
+
+def mobilenet() -> list[Layer]:
+    layers, last = [(3, 1, 3, 32, 32)], 32
+    blocks = [(64, 32), (128, 16), (128, 16), (256, 8), (256, 8), *[(512, 4)] * 6, (1024, 2), (1024, 2)]
+    for size, side in blocks:
+        layers += [(3, last, last, last, side), (1, 1, last, size, side)]
+        last = size
+    return layers
+
+
+LAYERS = {
+    **dict.fromkeys(["resnet18", "resnet18-sew", "resnet18-ms"], resnet18()),
+    "vgg9": plain((64, 32), (64, 32), (128, 16), (128, 16), (256, 8), (256, 8), (256, 8)),
+    "vgg11": plain((64, 32), (128, 16), (256, 8), (256, 8), (512, 4), (512, 4), (512, 2), (512, 2)),
+    "mobilenet": mobilenet(),
+}
+
+
+@pytest.mark.parametrize("kind", ["ann", "snn"])
+@pytest.mark.parametrize("width", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_every_family_by_formula(cifar100: Task, name: str, width: float, kind: str) -> None:
+    scalars, products, pooled = 0, 0, 0
+    for kernel, groups, inputs, outputs, side in LAYERS[name]:
+        ins, pooled = inputs if inputs == 3 else round(inputs * width), round(outputs * width)
+        weights = kernel**2 * pooled if groups > 1 else kernel**2 * ins * pooled
+        scalars += weights + 2 * pooled  # and a norm
+        products += weights * side**2
+    scalars += (pooled + 1) * 256 + (256 + 1) * 100
+    products += pooled * 256 + 256 * 100
+    model = outline_backbone(cifar100, ClientInfo(0, kind, name, width, 1 if kind == "ann" else 2))  # type: ignore[arg-type]
+    assert count_parameters(model) == scalars
+    assert sum(count_multiply_adds(model, 3, 32).values()) == products
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_operations_are_those_of_a_model_that_runs(cifar100: Task, name: str) -> None:
+    model = build_backbone(cifar100, ClientInfo(0, "ann", name, 0.25))
+    counted = {layer: 2e-6 * n for layer, n in count_multiply_adds(model, 3, 32).items()}
+    assert counted == pytest.approx(mflops(model))
+
+
+def test_no_family_is_left_out() -> None:
+    assert set(LAYERS) == {name for name, model in MODELS.items() if model.family}

@@ -42,8 +42,10 @@ def test_sizes_are_those_of_the_papers_cost_table(name: str, sizes: str) -> None
     assert f" | {sizes} | " in row
 
 
-def test_only_methods_have_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_and_models_have_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "methods", "--markdown"]) == 0
     assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8")
-    assert cli.main(["list", "models", "--markdown"]) == 2
-    assert "use list methods" in capsys.readouterr().err
+    assert cli.main(["list", "models", "--markdown"]) == 0
+    assert "| 11,325,860, 1111.15 |" in capsys.readouterr().out
+    assert cli.main(["list", "data", "--markdown"]) == 2
+    assert "methods and models only" in capsys.readouterr().err

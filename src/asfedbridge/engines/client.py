@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.core import payload
+from asfedbridge.core import payload, seeds
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Shard, Task, Upload
@@ -96,7 +96,10 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
     metrics = {name: v for name, v in evaluate_at("received", method, client).items() if math.isfinite(v)}
     upload = Upload()
     if not rnd.closing:
-        upload = method.client_round(client, rnd)
+        # Nothing of ours draws from torch's own generator; a user's model may (dropout).
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed(client.task.seed, "client", client.info.id, "round", rnd.index, "torch"))
+            upload = method.client_round(client, rnd)
         payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}", method.partial)
         trained = evaluate_at("trained", method, client)
         # The last update of a round has no loss after it that would show it went wrong.

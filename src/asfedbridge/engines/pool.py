@@ -19,6 +19,7 @@ from asfedbridge.engines.host import Progress, owner, temporary_folder
 from asfedbridge.engines.process import deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import serve
+from asfedbridge.models.registry import FILES
 from asfedbridge.models.zoo import outline_backbone
 
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
@@ -98,7 +99,7 @@ class PoolEngine:
                 room = len(mine) if everybody else -(-at_work // workers)
                 own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder)
                 process = context.Process(
-                    target=serve, args=(theirs, self._threads, progress is not None, *own), daemon=True
+                    target=serve, args=(theirs, self._threads, progress is not None, list(FILES), *own), daemon=True
                 )
                 with deaf_to_ctrl_c():
                     process.start()

@@ -19,12 +19,14 @@ from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
 from asfedbridge.engines.host import ClientHost
 from asfedbridge.engines.process import end_with_parent, prepare_process
 from asfedbridge.engines.wire import pack, unpack
+from asfedbridge.models.registry import load_file
 
 
 def serve(
     connection: Connection,
     threads: int,
     watched: bool,
+    files: Sequence[str],
     method: Method,
     task: Task,
     infos: Sequence[ClientInfo],
@@ -37,6 +39,8 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
     end_with_parent()
     prepare_process(threads)
+    for file in files:  # models of the user's own
+        load_file(file)
 
     def tell(info: ClientInfo, *epoch: Any) -> None:
         connection.send_bytes(pack({"epoch": [info.id, *epoch]}))

@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
+import asfedbridge.models.zoo  # noqa: F401  registers every family
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import ClientInfo, first_of_each
-from asfedbridge.models.zoo import BACKBONES
+from asfedbridge.models.registry import MODELS
 
 ENTRY = re.compile(
     r"(?:(?P<count>[^*:@]*)\*)?(?P<model>[^*:@]+)(?:@(?P<width>[^*:@]*))?:(?P<kind>[^*:@]+)(?P<options>(?::[^:]*)*)"
@@ -65,10 +66,10 @@ def parse_fleet(text: str, steps: int) -> list[ClientInfo]:
             "1.0" if match["width"] is None else match["width"], float, NARROWEST, WIDEST, f"{where}: width"
         )
         model, kind = match["model"], match["kind"]
-        if model not in BACKBONES:
-            raise BadInput(f"{where}: unknown model '{model}'{nearest(model, BACKBONES)}")
-        if kind not in OPTIONS:
-            raise BadInput(f"{where}: unknown kind '{kind}'{nearest(kind, OPTIONS)}")
+        if model not in MODELS:
+            raise BadInput(f"{where}: unknown model '{model}'{nearest(model, MODELS)}")
+        if kind not in (kinds := MODELS[model].kinds or tuple(OPTIONS)):
+            raise BadInput(f"{where}: unknown kind '{kind}'{nearest(kind, kinds)}")
         given: dict[str, str] = {}
         for option in match["options"].split(":")[1:]:
             key, _, value = option.partition("=")

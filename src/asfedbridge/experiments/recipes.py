@@ -46,8 +46,8 @@ def cpu(method: str = "as-fedbridge") -> Spec:
     )
 
 
-# Chosen for `cpu` on a validation cut of the training images, three or four settings for each method (docs/results.md); methods
-# that are not named here were best, or as good, with the constants of their papers.
+# Chosen for `cpu` on a validation cut of the training images, three or four settings for each method (docs/results.md);
+# methods that are not named here were best, or as good, with the constants of their papers.
 TUNED: dict[str, dict[str, float]] = {
     "fml": {"alpha": 0.9, "beta": 0.9},
     "fedproto": {"lambda_proto": 0.3},

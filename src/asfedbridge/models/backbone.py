@@ -43,12 +43,12 @@ class Backbone(nn.Module):
         """Begin as images of this size want it; families need not know."""
         self.stem, self.pool = make_stem(self.stem.in_channels, self.stem.out_channels, image_size)
 
-    def start(self, x_BCHW: Tensor) -> Tensor:
-        """The input of the first stage."""
+    def enter(self, x_BCHW: Tensor) -> Tensor:
+        """What the first stage sees."""
         return self.act.read(self.stem, self.norm, x_BCHW, self.pool)
 
     def forward(self, x_BCHW: Tensor) -> Output:
-        x = self.start(x_BCHW)
+        x = self.enter(x_BCHW)
         for stage in self.stages:
             x = stage(x)
         pooled = x.mean(dim=(2, 3))

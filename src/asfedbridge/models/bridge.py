@@ -61,7 +61,7 @@ class Body(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> list[Tensor]:
         """Activations at the five ports; the last is the feature the head reads."""
-        x = self.act.start(self.norm, self.stem(x_BCHW), self.pool)
+        x = self.act.read(self.stem, self.norm, x_BCHW, self.pool)
         activations = []
         for stage in self.stages:
             x = stage(x)

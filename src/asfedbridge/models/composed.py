@@ -90,7 +90,7 @@ class ComposedResNet18(ResNet18):
 
     def input_rates(self, x_BCHW: Tensor) -> Tensor:
         """The mean input of every composed convolution: its firing rate, where spikes go in."""
-        x = self.start(x_BCHW)
+        x = self.enter(x_BCHW)
         rates = []
         for block in self.blocks():
             hidden, out = block.trace(x)

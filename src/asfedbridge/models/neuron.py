@@ -150,16 +150,24 @@ class Spiking(nn.Module):
         return out if out is not None else self(norm(x) if residual is None else norm(x) + residual)
 
     def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
-        """The first activation of a network: of its frames one by one, or of a static image."""
-        if not self.frames:
-            return self.start(norm, stem(x_BCHW), pool)  # a static image needs its stem once, not T times
-        current = stem(unfold(x_BCHW, self.steps))
-        return self.after(norm, current) if pool is None else self(pool(norm(current)))
+        """The first activation of a network: of the image's frames one by one, or of a static image at every step."""
+        if pool is not None:
+            return self(self.currents(stem, norm, x_BCHW, pool))
+        if self.frames:
+            return self.after(norm, stem(unfold(x_BCHW, self.steps)))
+        x_B = stem(x_BCHW)
+        out = self._at_once(norm, x_B, None, shared=True)
+        return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
 
-    def start(self, norm: nn.Module, x_B: Tensor, pool: nn.Module | None = None) -> Tensor:
-        """The activation of [pool of] norm(x), the same current at every step."""
-        out = None if pool else self._at_once(norm, x_B, None, shared=True)
-        return out if out is not None else self(torch.cat([_pooled(pool, norm(x_B))] * self.steps))
+    def currents(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
+        """What drives the first neurons, step by step. A static image needs its stem once, not T times."""
+        if self.frames:
+            return _pooled(pool, norm(stem(unfold(x_BCHW, self.steps))))
+        return torch.cat([_pooled(pool, norm(stem(x_BCHW)))] * self.steps)
+
+    def between(self, x: Tensor) -> Tensor:
+        """What stands between a sum and the convolution that reads it."""
+        return self(x)
 
     def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one node, where there is a kernel for it."""
@@ -227,10 +235,10 @@ class Continuous(nn.Module):
         return self.between(norm(x) if residual is None else norm(x) + residual)
 
     def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
-        return self.start(norm, stem(x_BCHW), pool)
+        return self.between(self.currents(stem, norm, x_BCHW, pool))
 
-    def start(self, norm: nn.Module, x_B: Tensor, pool: nn.Module | None = None) -> Tensor:
-        return self.between(_pooled(pool, norm(x_B)))
+    def currents(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
+        return _pooled(pool, norm(stem(x_BCHW)))
 
     def between(self, x: Tensor) -> Tensor:
         """What stands between a sum and the convolution that reads it."""

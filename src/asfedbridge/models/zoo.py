@@ -1,25 +1,24 @@
-"""All backbones by name."""
+"""Backbones and Bridges from a task and a client: checked, outlined and built."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
 import torch
+from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Task
+from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Output, Task
+from asfedbridge.models import mobilenet, vgg  # noqa: F401  families that nobody else imports
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.lowbit import lower_bits
 from asfedbridge.models.neuron import Spiking, make_activation, stem_channels
 from asfedbridge.models.parts import build
 from asfedbridge.models.paths import path_of
+from asfedbridge.models.registry import find_model
 from asfedbridge.models.resnet import ResNet18
-
-BACKBONES: dict[str, Callable[..., Backbone]] = {"resnet18": ResNet18}
-DESCRIPTIONS = {"resnet18": "ResNet-18 for 8x8 to 256x256 images, ANN and spiking, any width multiplier"}
 
 
 def check_backbone(task: Task, info: ClientInfo) -> None:
@@ -29,29 +28,39 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
             f"fleet: {info.label} takes T={info.T} steps, but each example has {task.frames} frames (T={task.frames}); "
             f"give all SNN clients of event data the run's own T"
         )
-    channels = outline_backbone(replace(task, projector="linear"), info).pooled
+    if not find_model(info.model).family:
+        _check_output(task, info.shape)
+        return
+    outline = outline_backbone(replace(task, projector="linear"), info)
+    assert isinstance(outline, Backbone)
+    channels = outline.pooled
     if task.projector == "identity" and channels != task.feature_dim:
         raise BadInput(
             f"projector=identity: {info.label} ends in {channels} channels, feature_dim is {task.feature_dim}; "
             f"set feature_dim={channels} or projector=linear"
         )
+    outline_backbone(task, info)
 
 
-def make_backbone(task: Task, info: ClientInfo) -> Backbone:
+def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    model = find_model(info.model)
+    if not model.family:
+        return model.make(task, info)
     act = make_activation(task, info)
     channels = stem_channels(task, info)
-    model = BACKBONES[info.model](act, channels, task.classes, info.width, task.feature_dim, task.projector)
-    model.fit_stem(task.image_size)
-    lower_bits(model, task, info)
-    return model
+    backbone = model.make(act, channels, task.classes, info.width, task.feature_dim, task.projector)
+    assert isinstance(backbone, Backbone)
+    backbone.fit_stem(task.image_size)
+    lower_bits(backbone, task, info)
+    return backbone
 
 
-def outline_backbone(task: Task, info: ClientInfo) -> Backbone:
+def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """The backbone's names and shapes without memory. To look at only: clients of one shape share it."""
     return _outline_backbone(task, info.shape)
 
 
-def build_backbone(task: Task, info: ClientInfo) -> Backbone:
+def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
     return copy.deepcopy(_first_backbone(task, info.shape))
 
@@ -75,14 +84,47 @@ def build_bridge(task: Task, width: float, norm: str) -> Bridge:
 
 
 @lru_cache(maxsize=64)
-def _outline_backbone(task: Task, info: ClientInfo) -> Backbone:
+def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    if not find_model(info.model).family:
+        return build_backbone(task, info).to("meta")  # who knows what its constructor computes
     with torch.device("meta"):
         return make_backbone(task, info)
 
 
 @lru_cache(maxsize=8)
-def _first_backbone(task: Task, info: ClientInfo) -> Backbone:
+def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    if not find_model(info.model).family:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed(task.seed, "backbone"))
+            return make_backbone(task, info)
     return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+
+
+@lru_cache(maxsize=64)
+def _check_output(task: Task, info: ClientInfo) -> None:
+    """Try a model that is not ours on two images: shapes, and that it remembers nothing."""
+    where = f"model '{info.model}'"
+    model = build_backbone(task, info)
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{where} makes a {type(model).__name__}; return a torch.nn.Module")
+    draws = seeds.generator(task.seed, "check")
+    x = torch.randn(2, task.channels, task.image_size, task.image_size, generator=draws)
+
+    def answer() -> Output:
+        torch.manual_seed(0)  # of dropout
+        out: Output = model(x)
+        return out
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first, again = answer(), answer()
+    if not isinstance(first, Output):
+        raise BadInput(f"{where} returns a {type(first).__name__}; return Output(logits_TBC, feature_TBD)")
+    for name, size in (("logits_TBC", task.classes), ("feature_TBD", task.feature_dim)):
+        shape = tuple(getattr(first, name).shape)
+        if shape != (info.T, 2, size):
+            raise BadInput(f"{where}: {name} of 2 images has shape {shape}; return {(info.T, 2, size)} for {info.kind}")
+    if not torch.allclose(first.logits_TBC, again.logits_TBC):
+        raise BadInput(f"{where} answers the same images differently the second time; reset its state in forward")
 
 
 @lru_cache(maxsize=64)

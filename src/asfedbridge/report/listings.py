@@ -4,7 +4,7 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from asfedbridge.core.payload import MB
@@ -15,7 +15,9 @@ from asfedbridge.experiments.fleet import FLEETS
 from asfedbridge.experiments.recipes import RECIPES
 from asfedbridge.experiments.spec import method_fields
 from asfedbridge.models import paths
-from asfedbridge.models.zoo import DESCRIPTIONS
+from asfedbridge.models.costs import count_multiply_adds, count_parameters
+from asfedbridge.models.registry import MODELS
+from asfedbridge.models.zoo import outline_backbone
 
 TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "kernels")
 
@@ -26,7 +28,7 @@ def list_topic(topic: str, root: str | None = None) -> str:
         return "\n\n".join(f"{name}:\n{textwrap.indent(list_topic(name, root), '  ')}" for name in TOPICS)
     return {
         "methods": list_methods,
-        "models": lambda: _pairs(DESCRIPTIONS),
+        "models": lambda: _pairs({name: MODELS[name].about for name in sorted(MODELS)}),
         "data": lambda: _pairs({name: f"{what} ({where})" for name, what, where in describe(data_root(root))}),
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
         "fleets": lambda: _pairs(FLEETS),
@@ -78,8 +80,21 @@ def methods_page() -> str:
         defaults = ", ".join(f"`{key}={_show(value)}`" for key, value in method_fields(cls).items())
         choices = "Choices" + about["Choices"].replace(":\n-", ":\n\n-", 1)
         sections += [f"## `{name}`", about["Title"], f"Defaults: {defaults or 'none'}.", choices]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return "\n\n".join([INTRODUCTION, table, *sections])
+    return "\n\n".join([INTRODUCTION, _table(rows), *sections])
+
+
+def models_table() -> str:
+    """Sizes of all families in Markdown: the table of docs/models.md."""
+    widths = (1.0, 0.5, 0.25)
+    rows = [["model", "what it is", *[f"parameters, MFLOPs at {w:g}" for w in widths]]]
+    rows.append(["---", "---", *["---:"] * len(widths)])
+    for name in sorted(MODELS):
+        if MODELS[name].family:
+            outlines = [outline_backbone(TASK, ClientInfo(0, "ann", name, width)) for width in widths]
+            counts = [sum(count_multiply_adds(o, TASK.channels, TASK.image_size).values()) for o in outlines]
+            sizes = [f"{count_parameters(o):,}, {2e-6 * n:.2f}" for o, n in zip(outlines, counts, strict=True)]
+            rows.append([f"`{name}`", MODELS[name].about, *sizes])
+    return _table(rows)
 
 
 def download_bar(stream: TextIO) -> Callable[[str, int, int | None], None]:
@@ -102,6 +117,10 @@ def download_bar(stream: TextIO) -> Callable[[str, int, int | None], None]:
         stream.flush()
 
     return show
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _pairs(entries: dict[str, str]) -> str:
