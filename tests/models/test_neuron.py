@@ -102,7 +102,7 @@ def test_the_memory_format_is_kept(start: bool) -> None:
     act, steps = Spiking(3, Neuron()), 3
     for layout in (torch.contiguous_format, torch.channels_last):
         x = currents(2 if start else 2 * steps, 3, 4, 5).contiguous(memory_format=layout).requires_grad_()
-        out = act.start(nn.Identity(), x) if start else act(x)
+        out = act.read(nn.Identity(), nn.Identity(), x) if start else act(x)
         assert out.shape == (6, 3, 4, 5)
         assert out.is_contiguous(memory_format=layout)
         out.sum().backward()
@@ -117,12 +117,12 @@ def test_time_is_the_slow_part_of_the_batch() -> None:
 
 def test_starting_repeats_the_current() -> None:
     x, act = currents(2, 3), Spiking(4, Neuron())
-    assert torch.equal(act.start(nn.Identity(), x), act(x.repeat(4, 1)))
+    assert torch.equal(act.read(nn.Identity(), nn.Identity(), x), act(x.repeat(4, 1)))
 
 
 def test_the_continuous_twin_is_relu() -> None:
     x, act = torch.tensor([[-1.0, 2.0]]), Continuous()
-    assert act(x).tolist() == act.start(nn.Identity(), x).tolist() == [[0.0, 2.0]]
+    assert act(x).tolist() == act.read(nn.Identity(), nn.Identity(), x).tolist() == [[0.0, 2.0]]
     assert act.steps == 1
 
 

@@ -30,7 +30,7 @@ def test_large_images_are_reduced_at_once(
     for model in (build_backbone(task, info(kind)), build_composed(task, info(kind), 0.125, 0.125)):
         assert model.stem.kernel_size == (kernel, kernel)
         with torch.no_grad():
-            assert model.start(x).shape[2:] == (first, first)
+            assert model.enter(x).shape[2:] == (first, first)
     body = build_bridge(task, 0.25, "group").body
     assert body.stem.kernel_size == (kernel, kernel)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_an_anns_pool_is_that_of_he(task: Task, info: Infos, images: Images) -> 
     """Convolution, norm, ReLU, max-pool: the same bits, although here the pool comes before ReLU."""
     model = build_backbone(replace(task, image_size=128), info("ann", width=0.25))
     x = images(3, size=128)
-    torch.testing.assert_close(model.start(x), F.max_pool2d(model.norm(model.stem(x)).relu(), 3, 2, 1), rtol=0, atol=0)
+    torch.testing.assert_close(model.enter(x), F.max_pool2d(model.norm(model.stem(x)).relu(), 3, 2, 1), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("path", ["numba", "torch"])
@@ -62,7 +62,7 @@ def test_an_snns_start_is_the_plain_reference(
         pytest.skip("no numba")
     model = build_backbone(replace(task, image_size=128), info("snn", width=0.25, T=3))
     x, weight = images(2, size=128), images(6, 16, 32, seed=1)
-    spikes = model.start(x)
+    spikes = model.enter(x)
     (spikes * weight).sum().backward()
     found = model.stem.weight.grad.clone()
     model.zero_grad()
