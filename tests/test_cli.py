@@ -220,8 +220,9 @@ def test_help_does_not_wait_for_torch() -> None:
         ("models", ["resnet18"]),
         ("data", ["digits", "cifar10", "cifar100", "npz:PATH", "folder:PATH"]),
         ("recipes", ["quickstart", "cpu", "paper"]),
+        ("fleets", ["scale", "architecture", "3+7", "ann+qnn4"]),
         ("kernels", ["numba", "spikingjelly", "torch"]),
-        ("all", ["methods:", "models:", "data:", "recipes:", "kernels:"]),
+        ("all", ["methods:", "models:", "data:", "recipes:", "fleets:", "kernels:"]),
     ],
 )
 def test_lists(topic: str, words: list[str], tmp_path: Path, capsys: Any) -> None:
