@@ -86,7 +86,7 @@ def test_only_tensors_of_equal_shape_are_compared_and_named(clients: list[Client
     """Widths 0.125 and 0.25 have the classifier in common, nothing else."""
     found = [probe_gradient(learned(c), setting.probe) for c in clients]
     table = cosines(found)
-    assert table.shared == ["classifier.weight", "classifier.bias"]
+    assert table.shared == ["classifier.bias", "classifier.weight"]
     assert len(table.partial) == 20
     few, all_ = 10 * 16 + 10, sum(t.numel() for t in found[0].values())
     assert table.scalars_NN.tolist()[0] == [all_, all_, few]
@@ -108,3 +108,12 @@ def test_cosines_that_are_known() -> None:
 def test_a_model_without_a_classifier_of_that_name_is_compared_on_its_convolutions() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
     assert set(comparable(model)) == {"0.weight", "0.bias"}
+
+
+def test_the_order_of_tensors_changes_no_bit() -> None:
+    """Files give them back in any order."""
+    generator = torch.Generator().manual_seed(0)
+    g, h = ({f"t{i}": torch.randn(50, generator=generator) * 10**i for i in range(8)} for _ in range(2))
+    for place in range(8):
+        order = [f"t{(i * 3 + place) % 8}" for i in range(8)]
+        assert torch.equal(cosines([g, {n: h[n] for n in order}]).cosine_NN, cosines([g, h]).cosine_NN)

@@ -58,20 +58,21 @@ def cosines(gradients: Sequence[Payload]) -> Cosines:
     cosine_NN = torch.full((n, n), torch.nan, dtype=torch.float64)
     scalars_NN = torch.zeros(n, n, dtype=torch.int64)
     everywhere: set[tuple[str, tuple[int, ...]]] | None = None
-    names: dict[str, None] = {}
+    names: set[str] = set()
     for j in range(n):
         h = gradients[j]
         own = {(name, tuple(t.shape)) for name, t in h.items()}
         everywhere = own if everywhere is None else everywhere & own
-        names |= dict.fromkeys(h)
+        names |= h.keys()
         for i in range(j + 1):
             g = h if i == j else gradients[i]
-            common = [name for name, t in h.items() if name in g and g[name].shape == t.shape]
+            # Sorted: a file gives its tensors back in any order, and float sums are not associative.
+            common = sorted(name for name, t in h.items() if name in g and g[name].shape == t.shape)
             if common:
                 cosine_NN[i, j] = cosine_NN[j, i] = _cosine([g[name] for name in common], [h[name] for name in common])
             scalars_NN[i, j] = scalars_NN[j, i] = sum(h[name].numel() for name in common)
     shared = {name for name, _ in everywhere or ()}
-    return Cosines(cosine_NN, scalars_NN, [n for n in names if n in shared], [n for n in names if n not in shared])
+    return Cosines(cosine_NN, scalars_NN, sorted(shared), sorted(names - shared))
 
 
 def _cosine(g: list[Tensor], h: list[Tensor]) -> Tensor:
