@@ -102,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     analyze.add_argument("--json", action="store_true", help="print the analyses as JSON on stdout")
     _add_data_root(analyze)
+    _add_import(analyze)
 
     bench = commands.add_parser("bench", help="time this machine: ours beside other libraries (source checkout only)")
     bench.add_argument("name", nargs="?", metavar="NAME", help="one benchmark (default: all)")

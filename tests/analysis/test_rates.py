@@ -38,7 +38,7 @@ def test_an_snn_and_its_bridge_counted_plainly(who: int, clients: list[Client]) 
     x = client.place(x)
     backbone = client.backbone.eval()
     with torch.no_grad():
-        spikes = backbone.act.start(backbone.norm, backbone.stem(x))
+        spikes = backbone.act.read(backbone.stem, backbone.norm, x)
         rates = []
         for stage in backbone.stages:
             spikes = stage(spikes)
