@@ -96,6 +96,14 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("--markdown", action="store_true", help="print Markdown")
     report.add_argument("--json", action="store_true", help="print the summaries as JSON")
 
+    analyze = commands.add_parser("analyze", help="compare the clients of finished runs: CKA, MMD, gradients, rates")
+    analyze.add_argument(
+        "folders", nargs="+", type=Path, metavar="RUN_DIR", help="run folders; several share one MMD kernel"
+    )
+    analyze.add_argument("--json", action="store_true", help="print the analyses as JSON on stdout")
+    _add_data_root(analyze)
+    _add_import(analyze)
+
     bench = commands.add_parser("bench", help="time this machine: ours beside other libraries (source checkout only)")
     bench.add_argument("name", nargs="?", metavar="NAME", help="one benchmark (default: all)")
     bench.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
@@ -284,6 +292,19 @@ def command_report(args: argparse.Namespace) -> int:
         print(json.dumps(summaries))
     else:
         print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
+    return DONE
+
+
+def command_analyze(args: argparse.Namespace) -> int:
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.analyse import FILE, analyse
+    from asfedbridge.report.analyses import render_analyses
+
+    found = analyse(args.folders, data_root(args.data_root), lambda line: print(line, file=sys.stderr))
+    written = "\n".join(f"written: {folder / FILE}" for folder in args.folders)
+    print(f"{render_analyses(found)}\n\n{written}", file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(found))
     return DONE
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.partition import Partition, dirichlet, hold_out, iid, pool, split
+from asfedbridge.data.partition import Partition, dirichlet, hold_out, iid, pool, probe, split
 
 Y_TRAIN = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
 Y_TEST = np.random.default_rng(2).permutation(np.repeat(np.arange(10), 30))
@@ -165,3 +165,19 @@ def test_pooling_gives_everything_to_each() -> None:
     whole = iid(np.zeros(9), np.zeros(6), 3, seed=0)
     pooled = pool(whole, 2)
     assert [own.tolist() for own in (*pooled.train, *pooled.test)] == [list(range(9))] * 2 + [list(range(6))] * 2
+
+
+def test_a_probe_is_the_same_whoever_holds_its_examples() -> None:
+    first = probe(iid(Y_TRAIN, Y_TEST, 7, 0), 50, seed=5)
+    assert [len(first.train[0]), len(first.test[0]), len(first.test)] == [0, 50, 1]
+    assert (np.diff(first.test[0]) > 0).all()
+    assert len(np.unique(Y_TEST[first.test[0]])) == 10, "spread over the test set, not its first examples"
+    skewed = dirichlet(Y_TRAIN, Y_TEST, 4, 0.3, 1)
+    for other in (iid(Y_TRAIN, Y_TEST, 3, 9), skewed, pool(skewed, 2)):
+        assert probe(other, 50, seed=5).digest == first.digest
+    assert np.array_equal(probe(skewed, 1000, seed=5).test[0], np.arange(len(Y_TEST)))
+
+
+def test_a_probe_of_held_out_examples_shows_no_other() -> None:
+    partition = hold_out(iid(Y_TRAIN, Y_TEST, 5, 0), 0.2, seed=3)
+    assert set(probe(partition, 60, seed=5).test[0]) < set(np.concatenate(partition.test))

@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 SPEC = apply_overrides(quickstart(), {"rounds": 2, "fleet": "resnet18:ann,resnet18:snn"})
 CLIENTS = [ClientInfo(0, "ann", "resnet18", train_size=30), ClientInfo(1, "snn", "resnet18", train_size=12)]
-SETTING = Setting(Task(10, 1, 8), CLIENTS, [], "", "")
+SETTING = Setting(Task(10, 1, 8), CLIENTS, [], "", "", None)
 
 
 def records(index: int, point: str, *accuracies: float) -> list[dict[str, Any]]:

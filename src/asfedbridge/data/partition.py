@@ -52,6 +52,16 @@ def hold_out(partition: Partition, share: float, seed: int) -> Partition:
     return _seal(train, test)
 
 
+def probe(partition: Partition, most: int, seed: int) -> Partition:
+    """One shard that trains on nothing and tests on at most ``most`` of everybody's test examples, in their order.
+
+    They do not depend on who holds which.
+    """
+    tests = np.unique(np.concatenate(partition.test))
+    chosen = _generator(seed).permutation(len(tests))[:most]
+    return _seal([np.empty(0, np.int64)], [tests[chosen]])
+
+
 def iid(y_train: Labels, y_test: Labels, clients: int, seed: int) -> Partition:
     """Independent permutations of the training and of the test set, each cut into shards whose sizes differ by at most
     one."""

@@ -4,6 +4,8 @@
 ``clients/`` for every client that ever trained. Those files are written before the index and never changed, so a
 checkpoint costs no more than the clients that were at work. The index makes it valid: it is written beside, flushed,
 renamed; only then is removed what it does not name.
+A snapshot is a checkpoint that is kept aside, for whoever wants to look at a run's clients round by round: the same
+files, with ``clients/`` inside.
 """
 
 import json
@@ -11,6 +13,7 @@ import shutil
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
@@ -26,43 +29,58 @@ class Checkpoint:
     next_round: int
     server: Payload
     seconds: float  # that the run had taken so far
+    states: Mapping[str, str]  # name and SHA-256 of the file of every client that ever trained
 
 
 def save(
-    root: Path, next_round: int, server: Payload, engine: Engine, identity: Mapping[str, str], seconds: float = 0.0
+    root: Path,
+    next_round: int,
+    server: Payload,
+    engine: Engine,
+    identity: Mapping[str, str],
+    seconds: float = 0.0,
+    aside: Path | None = None,
 ) -> None:
     """Write a checkpoint; ``identity`` (specification, data, partition) must be the same when it is read.
 
-    An engine whose clients are on this machine keeps their states in ``root / CLIENTS``.
+    An engine whose clients are on this machine keeps their states in ``root / CLIENTS``. With ``aside``, a snapshot is
+    put there first: a run that goes on from this checkpoint has it.
     """
     root.mkdir(exist_ok=True)
     states = engine.save()
-    target = root / f"round-{next_round:06d}"
-    partial = target.with_suffix(".partial")
-    for folder in (partial, target):
-        shutil.rmtree(folder, ignore_errors=True)
-    partial.mkdir()
     index = {
         "format": FORMAT,
         "next_round": next_round,
         "seconds": seconds,
         "identity": dict(identity),
-        "server": files.write_tensors(partial / SERVER, server),
         "clients": dict(sorted(states.items())),
     }
-    files.write_through(partial / INDEX, json.dumps(index, indent=1).encode())
-    files.sync_folder(partial)
-    partial.rename(target)
-    files.sync_folder(root)
-    _remove_others(root, target, states)
+    name = f"round-{next_round:06d}"
+    if aside:
+        aside.mkdir(exist_ok=True)
+        _write(aside / name, server, index, root / CLIENTS)
+    _write(root / name, server, index)
+    _remove_others(root, root / name, states)
 
 
 def load(root: Path, engine: Engine, identity: Mapping[str, str]) -> Checkpoint | None:
     """The newest checkpoint, with every client of the engine brought to it; None if there is none yet."""
-    folders = sorted(p for p in root.glob("round-*") if p.suffix != ".partial") if root.is_dir() else []
+    folders = list_folders(root)
     if not folders:
         return None
-    folder = folders[-1]
+    found = read(folders[-1], identity)
+    engine.restore(found.states)
+    _remove_others(root, folders[-1], found.states)
+    return found
+
+
+def list_folders(root: Path) -> list[Path]:
+    """Whole checkpoints or snapshots, the oldest first."""
+    return sorted(p for p in root.glob("round-*") if p.suffix != ".partial")
+
+
+def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
+    """What a folder holds; changes nothing."""
     try:
         index = json.loads((folder / INDEX).read_bytes())
         if (found := index["format"]) != FORMAT:
@@ -79,10 +97,34 @@ def load(root: Path, engine: Engine, identity: Mapping[str, str]) -> Checkpoint 
                 f"{folder}: this checkpoint belongs to another {what} ({str(belongs.get(what))[:12]}, "
                 f"not {value[:12]}); give the run's own settings and data, or another --out"
             )
-    server = files.read_tensors(folder / SERVER, sha256)
-    engine.restore(states)
-    _remove_others(root, folder, states)
-    return Checkpoint(next_round, server, seconds)
+    return Checkpoint(next_round, files.read_tensors(folder / SERVER, sha256), seconds, states)
+
+
+def _write(target: Path, server: Payload, index: Mapping[str, Any], clients: Path | None = None) -> None:
+    """Write beside, flush, rename. From ``clients`` come the states that the index names, if the folder is to stay."""
+    partial = target.with_suffix(".partial")
+    for folder in (partial, target):
+        shutil.rmtree(folder, ignore_errors=True)
+    partial.mkdir()
+    if clients:
+        (partial / CLIENTS).mkdir()
+        for name in index["clients"]:
+            _link(clients / name, partial / CLIENTS / name)
+        files.sync_folder(partial / CLIENTS)
+    content = {**index, "server": files.write_tensors(partial / SERVER, server)}
+    files.write_through(partial / INDEX, json.dumps(content, indent=1).encode())
+    files.sync_folder(partial)
+    partial.rename(target)
+    files.sync_folder(target.parent)
+
+
+def _link(file: Path, other: Path) -> None:
+    """A second name for a file that is never changed; a copy where there are no such names."""
+    try:
+        other.hardlink_to(file)
+    except OSError:
+        shutil.copyfile(file, other)
+        files.flush_file(other)
 
 
 def _remove_others(root: Path, folder: Path, states: Container[str]) -> None:

@@ -74,6 +74,10 @@ class ClientHost:
             self._changed[client] = rnd.index + 1
         return upload
 
+    def client(self, client: int) -> Client:
+        """To look at: what is changed in it here is lost when it makes room."""
+        return self._bring(client)
+
     def state(self, client: int) -> Payload:
         return self._bring(client).state_dict()
 

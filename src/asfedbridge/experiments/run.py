@@ -18,7 +18,7 @@ from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
 from asfedbridge.data.frames import Framing
 from asfedbridge.data.loader import Shard, make_shards
-from asfedbridge.data.partition import hold_out, pool, split
+from asfedbridge.data.partition import hold_out, pool, probe, split
 from asfedbridge.data.sources import load
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.host import Progress
@@ -32,6 +32,8 @@ from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
 from asfedbridge.models.neuron import stem_channels
 from asfedbridge.models.zoo import check_backbone, compile_kernels
+
+PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
 
 
 class Observer(Protocol):
@@ -52,7 +54,12 @@ class Setting:
     shards: list[Shard]
     fingerprint: str  # of the data
     partition: str  # digest of the indices
+    probe: Shard  # test images that all clients can be compared on
     notes: tuple[str, ...] = ()  # what a reader of the results should know
+
+    def identity(self, spec: Spec) -> dict[str, str]:
+        """What a checkpoint belongs to."""
+        return {"specification": spec.digest(), "data": self.fingerprint, "partition": self.partition}
 
 
 def prepare(spec: Spec, data_root: Path) -> Setting:
@@ -76,6 +83,7 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         fleet = one_of_each(fleet)
         partition = pool(partition, len(fleet))
     shards = make_shards(dataset, partition, spec.augment)
+    (common,) = make_shards(dataset, probe(partition, PROBE_IMAGES, seeds.seed(PROBE_SEED, "probe")), spec.augment)
     shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
     task = Task(
         classes=len(dataset.classes),
@@ -93,7 +101,7 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         check_backbone(task, client)
     spec.method.check(task, clients)
     notes = (*dataset.notes, *spec.method.notes(task))
-    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest, notes)
+    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest, common, notes)
 
 
 def pick_device(name: str) -> torch.device:
@@ -161,7 +169,7 @@ def make_engine(
 def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, engine: Engine) -> dict[str, Any]:
     """The rounds that are still to be played, on any engine."""
     method, task = spec.method, setting.task
-    identity = {"specification": spec.digest(), "data": setting.fingerprint, "partition": setting.partition}
+    identity = setting.identity(spec)
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
     records = folder.begin(start)
@@ -178,9 +186,12 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
         new = make_records(rnd, participants, sent, ups)
         folder.add_round(new)
         records.extend(new)
-        due = (rnd.index + 1) % spec.checkpoint_every == 0 or rnd.index + 1 == rnd.total
-        if not rnd.closing and due:
-            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, identity, time.perf_counter() - begin)
+        played = rnd.index + 1
+        kept = spec.snapshot_every > 0 and played % spec.snapshot_every == 0
+        if not rnd.closing and (kept or played % spec.checkpoint_every == 0 or played == rnd.total):
+            seconds = time.perf_counter() - begin
+            aside = folder.snapshots if kept else None
+            checkpoint.save(folder.checkpoints, played, state, engine, identity, seconds, aside)
         observer.round_ends(new)
 
     federate(method, task, engine, after_round, spec.participation, start, restored.server if restored else None)

@@ -43,6 +43,7 @@ class Spec:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
     checkpoint_every: int = 1  # rounds
+    snapshot_every: int = 0  # rounds whose checkpoint is kept, to be analysed later; 0: none
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
 
@@ -69,7 +70,7 @@ class Spec:
     def digest(self) -> str:
         """Identity of the results: two specifications with one digest give the same bits."""
         table = to_table(self)
-        del table["checkpoint_every"]
+        del table["checkpoint_every"], table["snapshot_every"]
         for name, default in LATER.items():
             if table[name] == default:
                 del table[name]
@@ -93,6 +94,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("feature_dim", 1, 65536),
     ("threads", 0, 4096),
     ("checkpoint_every", 1, 10**6),
+    ("snapshot_every", 0, 10**6),
 )
 
 

@@ -1,4 +1,4 @@
-"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, tensorboard/."""
+"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, snapshots/, tensorboard/."""
 
 import fcntl
 import json
@@ -21,6 +21,7 @@ from asfedbridge.experiments.tensorboard import EventFile
 from asfedbridge.experiments.toml import read_toml, write_toml
 
 SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
+CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"
 
 
 class RunFolder:
@@ -45,7 +46,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoint"
+        return self.path / CHECKPOINT
+
+    @property
+    def snapshots(self) -> Path:
+        return self.path / SNAPSHOTS
 
     def begin(self, next_round: int) -> list[Record]:
         """Drop records of rounds that will be played again, and write the TensorBoard file anew from the rest."""

@@ -1,0 +1,1 @@
+"""What trained clients have in common: measured on finished runs, never trained here."""
