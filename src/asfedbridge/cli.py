@@ -251,7 +251,8 @@ def command_reproduce(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources import data_root
     from asfedbridge.engines.files import write_atomic
     from asfedbridge.experiments.catalogue import Bench, find_experiment, select
-    from asfedbridge.experiments.reproduce import choose_width, plan, play
+    from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
+    from asfedbridge.report.measures import measure_tables
     from asfedbridge.report.reproduction import collect, render, to_csv, to_latex
 
     experiment = find_experiment(args.experiment)
@@ -272,7 +273,11 @@ def command_reproduce(args: argparse.Namespace) -> int:
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
     results = collect(cells, args.seeds, out, failures)
-    page = render(experiment, results, shlex.join(["asfedbridge", *args.words]))
+    measured = []
+    if experiment.analysis:
+        known = measure(jobs, data_root(args.data_root), _tell)
+        measured = measure_tables(experiment, cells, args.seeds, out, known)
+    page = render(experiment, results, shlex.join(["asfedbridge", *args.words]), measured)
     for suffix, text in (("md", page), ("csv", to_csv(results)), ("tex", to_latex(experiment, results))):
         write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
     print(page, end="")

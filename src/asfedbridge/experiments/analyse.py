@@ -69,6 +69,15 @@ def analyse(folders: Sequence[Path], data_root: Path, tell: Tell) -> Table:
     return {"runs": results, "correlation": correlations(results)}
 
 
+def read_analysis(folder: Path) -> Table | None:
+    """What ``analyse`` wrote into this folder, if it did and it is whole."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+
 def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell) -> Study:
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)

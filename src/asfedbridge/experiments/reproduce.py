@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.experiments.analyse import analyse, read_analysis
 from asfedbridge.experiments.catalogue import Cell
 from asfedbridge.experiments.records import Record
 from asfedbridge.experiments.run import Setting, execute
@@ -154,3 +155,25 @@ def state_of(job: Job) -> str:
         return "finished"
     records = read_rounds(job.folder)
     return f"round {records[-1]['round'] + 1} of {job.spec.rounds}" if records else "to do"
+
+
+def measure(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any]]:
+    """``analysis.json`` of every finished run, by folder: made once for all of them together.
+
+    Methods are comparable in MMD only with one bandwidth, so runs are measured anew when their company has changed.
+    """
+    folders = [job.folder for job in jobs if job.summary() is not None]
+    known: dict[Path, Mapping[str, Any]] = {
+        folder: found for folder in folders if (found := read_analysis(folder)) is not None
+    }
+    companies: dict[str, list[Mapping[str, Any]]] = {}
+    for found in known.values():
+        companies.setdefault(found["data_fingerprint"], []).append(found)
+    settled = all(
+        len({run["mmd"]["bandwidth"] for run in runs}) == 1 and runs[0]["mmd"]["bandwidth_runs"] == len(runs)
+        for runs in companies.values()
+    )
+    if len(known) < len(folders) or not settled:
+        runs = analyse(folders, root, tell)["runs"]
+        known = dict(zip(folders, runs, strict=True))
+    return known

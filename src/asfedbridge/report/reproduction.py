@@ -59,12 +59,13 @@ def collect(cells: Sequence[Cell], seeds: Sequence[int], out: Path, failures: Ma
     return results
 
 
-def render(experiment: Experiment, results: Sequence[Result], command: str) -> str:
-    """The whole page as Markdown."""
+def render(
+    experiment: Experiment, results: Sequence[Result], command: str, measured: Sequence[tuple[str, Rows]] = ()
+) -> str:
+    """The whole page as Markdown; ``measured`` are tables of analyses."""
     parts = [f"# {experiment.title}", f"The paper: {experiment.claim}", f"```\n{command}\n```"]
-    parts += [
-        f"## {name}\n\n{render_markdown(rows)}" if name else render_markdown(rows) for name, rows in tables(results)
-    ]
+    for name, rows in [*tables(results), *measured]:
+        parts.append(f"## {name}\n\n{render_markdown(rows)}" if name else render_markdown(rows))
     failed = [f"- {r.cell.row}, {r.cell.column}: {r.failure}" for r in results if r.failure]
     if failed:
         parts.append("Failed:\n\n" + "\n".join(failed))
