@@ -167,13 +167,12 @@ def measure(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[s
         folder: found for folder in folders if (found := read_analysis(folder)) is not None
     }
     companies: dict[str, list[Mapping[str, Any]]] = {}
-    for found in known.values():
-        companies.setdefault(found["data_fingerprint"], []).append(found)
+    for run in known.values():
+        companies.setdefault(run["data_fingerprint"], []).append(run)
     settled = all(
         len({run["mmd"]["bandwidth"] for run in runs}) == 1 and runs[0]["mmd"]["bandwidth_runs"] == len(runs)
         for runs in companies.values()
     )
     if len(known) < len(folders) or not settled:
-        runs = analyse(folders, root, tell)["runs"]
-        known = dict(zip(folders, runs, strict=True))
+        known = dict(zip(folders, analyse(folders, root, tell)["runs"], strict=True))
     return known
