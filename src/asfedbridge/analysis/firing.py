@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 from asfedbridge.analysis.operations import macs_of, watch
 from asfedbridge.core.protocol import Client
@@ -69,9 +71,8 @@ def count_synops(layer: nn.Module, x: Tensor) -> int:
 
 def _reached(conv: nn.Conv2d, size: torch.Size) -> Tensor:
     """How many positions of the output see each position of the input."""
-    x = torch.zeros(1, 1, *size, dtype=torch.float64, requires_grad=True)
     ones = torch.ones(1, 1, *conv.kernel_size, dtype=torch.float64)
-    with torch.enable_grad():
-        out = F.conv2d(x, ones, None, conv.stride, conv.padding, conv.dilation)
-    (seen,) = torch.autograd.grad(out.sum(), x)
+    how: Any = conv.stride, conv.padding, conv.dilation
+    out = F.conv2d(torch.ones(1, 1, *size, dtype=torch.float64), ones, None, *how)
+    seen = conv2d_input([1, 1, *size], ones, torch.ones_like(out), *how)
     return seen[0, 0].round().long()

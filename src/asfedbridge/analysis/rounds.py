@@ -39,7 +39,7 @@ def training_cost(
     Each of the two products of a spike-driven layer's backward pass has the layer's own multiply-accumulates.
     """
     once = {c.shape: _round_cost(task, method, c, measured or {}) for c in first_of_each(clients)}
-    means = {}
+    means: dict[str, dict[str, float | None]] = {}
     for kind in dict.fromkeys(c.kind for c in clients):
         entries = [once[c.shape] for c in clients if c.kind == kind]
         columns = {key: [entry[key] for entry in entries] for key in entries[0]}
