@@ -198,7 +198,16 @@ def methods() -> list[Any]:
 @pytest.mark.parametrize("method", methods())
 def test_declared_passes_are_what_a_real_round_executes(make_client: Make, method: Method) -> None:
     """Torch's counter watches one round of an ANN client; normalisation it does not count."""
-    client = make_client(method, ROUND)
+    compare_with_a_round(make_client(method, ROUND), method)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("bnn", 1), ("qnn", 4)])
+def test_low_bit_clients_train_in_full_precision(make_client: Make, kind: str, bits: int) -> None:
+    method = METHODS["fedproto"]()
+    compare_with_a_round(make_client(method, ROUND, kind, bits=bits), method)
+
+
+def compare_with_a_round(client: Client, method: Method) -> None:
     with make_counter() as counter:
         method.client_round(client, Round(0, 2))
     networks = outline_client(method, ROUND, client.info).modules

@@ -3,35 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from asfedbridge.analysis.firing import Firing
 from asfedbridge.analysis.operations import Layer, count_layers
-from asfedbridge.core.protocol import ClientInfo, Method, Task
+from asfedbridge.core.protocol import ClientInfo, Kind, Method, Task
 from asfedbridge.models.zoo import outline_backbone, outline_bridge
 
-FULL = 32  # bits
 MAC_PJ, AC_PJ, MAC8_PJ = 4.6, 0.9, 0.23  # 45 nm, 0.9 V (Horowitz, ISSCC 2014): float32 3.7 + 0.9, sum alone, int8
-
-
-class Backbone(NamedTuple):
-    """All that decides what a private model costs."""
-
-    model: str
-    width: float
-    kind: str
-    T: int = 1
-    bits: int = FULL  # of weights and activations
-
-    @classmethod
-    def of(cls, info: ClientInfo) -> "Backbone":
-        return cls(info.model, info.width, info.kind, info.T, getattr(info, "bits", FULL))
-
-    def twin(self) -> ClientInfo:
-        """A client with the same layers; low-bit kinds have their ANN twin's."""
-        return ClientInfo(0, "snn" if self.kind == "snn" else "ann", self.model, self.width, self.T)
 
 
 @dataclass(frozen=True)
@@ -55,25 +36,30 @@ class Operations:
         return (self.flops + self.dense_flops) / 2 * MAC_PJ + self.sops * AC_PJ + self.low_bit_macs * MAC8_PJ
 
 
-Measured = Mapping[Backbone, Operations]
+Measured = Mapping[ClientInfo, Operations]  # by shape
 
 
-def forward_cost(task: Task, backbone: Backbone) -> Operations:
+def full_precision(info: ClientInfo) -> ClientInfo:
+    """A client whose layers run on the meta device: of a low-bit kind, its ANN twin."""
+    return info if info.kind in ("ann", "snn") else replace(info, kind="ann", bits=32)
+
+
+def forward_cost(task: Task, info: ClientInfo) -> Operations:
     """By the shapes alone: an SNN's spikes stay unknown.
 
     Of a low-bit network all convolutions but the stem are low-bit. Of an SNN all layers read spikes but the stem,
     which sees the image, and the projection, which sees means over space.
     """
-    layers = _layers(outline_backbone(task, backbone.twin()), task)
+    layers = _layers(outline_backbone(task, full_precision(info)), task)
     macs = {name: float(layer.macs * layer.steps) for name, layer in layers.items()}
     dense = sum(macs[name] for name in ("stem", "projector") if name in macs)
-    if backbone.kind == "snn":
+    if info.kind == "snn":
         return Operations(0.0, 0.0, 0.0, None, None, sum(macs.values()) - dense, 2 * dense)
-    if backbone.bits == FULL:
+    if info.kind == "ann":
         return Operations(2 * sum(macs.values()))
     full = sum(macs[name] for name, layer in layers.items() if name == "stem" or not layer.convolution)
     low = sum(macs.values()) - full
-    return Operations(2 * full, low, low * backbone.bits**2, eight_bit=backbone.bits == 8)
+    return Operations(2 * full, low, low * info.bits**2, eight_bit=info.bits == 8)
 
 
 def measured_cost(clients: Sequence[Mapping[str, Firing]], examples: Sequence[int]) -> Operations:
@@ -106,11 +92,11 @@ def mean_cost(parts: Sequence[Operations]) -> Operations:
 
 
 def configuration_cost(
-    task: Task, clients: Sequence[Backbone], bridge: nn.Module | None, measured: Measured | None = None
+    task: Task, clients: Sequence[ClientInfo], bridge: nn.Module | None, measured: Measured | None = None
 ) -> Operations:
     """The mean over clients of one private forward pass and, with a Bridge, one of its own."""
-    known = {b: (measured or {}).get(b) or forward_cost(task, b) for b in set(clients)}
-    cost = mean_cost([known[b] for b in clients])
+    known = {shape: (measured or {}).get(shape) or forward_cost(task, shape) for shape in {c.shape for c in clients}}
+    cost = mean_cost([known[c.shape] for c in clients])
     return cost if bridge is None else replace(cost, flops=cost.flops + network_flops(task, bridge))
 
 
@@ -118,17 +104,17 @@ def network_flops(task: Task, network: nn.Module) -> float:
     return 2.0 * sum(layer.macs * layer.steps for layer in _layers(network, task).values())
 
 
-def controls(model: str, width: float) -> dict[str, tuple[list[Backbone], bool]]:
+def controls(model: str, width: float) -> dict[str, tuple[list[ClientInfo], bool]]:
     """The paper's comparisons: ten clients of one kind without a Bridge, five ANN clients and five others with it."""
 
-    def backbone(kind: str, T: int = 1, bits: int = FULL) -> Backbone:
-        return Backbone(model, width, kind, T, bits)
+    def client(kind: Kind, T: int = 1, bits: int = 32) -> ClientInfo:
+        return ClientInfo(0, kind, model, width, T, bits=bits)
 
-    ann = backbone("ann")
-    others = {"bnn": backbone("bnn", bits=1)} | {f"qnn:b={b}": backbone("qnn", bits=b) for b in (2, 4, 8)}
-    others |= {f"snn:T={T}": backbone("snn", T) for T in (2, 4, 8)} | {"ann": ann}
-    alone = {name: ([b] * 10, False) for name, b in others.items()}
-    return alone | {f"ann+{name}": ([ann] * 5 + [b] * 5, True) for name, b in others.items()}
+    ann = client("ann")
+    others = {"bnn": client("bnn", bits=1)} | {f"qnn:b={b}": client("qnn", bits=b) for b in (2, 4, 8)}
+    others |= {f"snn:T={T}": client("snn", T) for T in (2, 4, 8)} | {"ann": ann}
+    alone = {name: ([other] * 10, False) for name, other in others.items()}
+    return alone | {f"ann+{name}": ([ann] * 5 + [other] * 5, True) for name, other in others.items()}
 
 
 def bridge_for(task: Task, method: Method) -> nn.Module:

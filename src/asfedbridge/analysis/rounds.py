@@ -1,13 +1,12 @@
 """What a round costs under each method: payloads, and local training by the passes it declares."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import nn
 
-from asfedbridge.analysis.costs import Backbone, Measured, mean_of
+from asfedbridge.analysis.costs import Measured, full_precision, mean_of
 from asfedbridge.analysis.operations import Profile, profile
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import MB, declared_bytes
@@ -52,7 +51,7 @@ def _round_cost(task: Task, method: Method, info: ClientInfo, measured: Measured
     cost: dict[str, float | None] = {}
     if info.kind == "snn":
         forward, backward = passes.pop("backbone")
-        known = measured.get(Backbone.of(info))
+        known = measured.get(info.shape)
         cost["gsops"] = None if known is None or known.sops is None else (forward + 2 * backward) * known.sops / 1e9
     networks = outline_client(method, task, info).modules if passes else {}
     flops = 0.0
@@ -73,7 +72,7 @@ def refusal(task: Task, method: Method, clients: Sequence[ClientInfo]) -> str | 
 
 def outline_client(method: Method, task: Task, info: ClientInfo) -> Client:
     """All networks of a client on the meta device; of a low-bit client, those of its ANN twin, as its layers run."""
-    whole = info if info.kind == "snn" else replace(info, kind="ann")
+    whole = full_precision(info)
     none = torch.empty(0, task.channels, task.image_size, task.image_size, dtype=torch.uint8)
     labels = torch.empty(0, dtype=torch.int64)
     mean = [0.5] * task.channels

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asfedbridge.analysis import costs, rounds
-from asfedbridge.analysis.costs import Backbone, Operations
+from asfedbridge.analysis.costs import Operations
 from asfedbridge.analysis.firing import Firing, firing_rates
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Method, Round, Task
+from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Method, Round, Task, first_of_each
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.client import EVALUATION_BATCH, build_client
 from asfedbridge.engines.local import LocalEngine
@@ -24,7 +24,7 @@ Table = dict[str, Any]
 
 
 class Spikes(NamedTuple):
-    """What was measured on the clients of one backbone."""
+    """What was measured on the clients of one shape."""
 
     operations: Operations
     rates: dict[str, list[float]]  # mean over clients, by layer and time step
@@ -32,7 +32,7 @@ class Spikes(NamedTuple):
 
 def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[ClientInfo]]:
     """The task and clients of a specification for images of a given shape: no data are read."""
-    shared = {name: getattr(spec, name) for name in ("epochs", "batch_size", "feature_dim", "projector", "neuron")}
+    shared = {name: getattr(spec, name) for name in ("epochs", "batch_size", "feature_dim", "projector", "quantiser")}
     task = Task(classes, channels, spec.image_size or 32, **shared)
     clients = parse_fleet(spec.fleet, spec.T)
     for client in clients:
@@ -40,7 +40,7 @@ def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[Clie
     return task, clients
 
 
-def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[Backbone, Spikes]]:
+def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:
     """Spikes in the SNN clients of a finished run, on their test images, at the point the method is judged at."""
     spec = read_spec(path, base=quickstart())
     if spec is None:
@@ -48,12 +48,12 @@ def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[Backbo
     if read_summary(path) is None:
         raise BadInput(f"--run {path}: the run has not ended; go on with asfedbridge run --resume --out {path}")
     setting = prepare(spec, data_root)
-    found: dict[Backbone, list[tuple[dict[str, Firing], int]]] = {}
+    found: dict[ClientInfo, list[tuple[dict[str, Firing], int]]] = {}
     for client in revive(path, spec, setting):
         if client.info.kind == "snn" and client.info.test_size:
             layers = firing_rates(client, client.shard.test_batches(EVALUATION_BATCH))
-            found.setdefault(Backbone.of(client.info), []).append((layers, client.info.test_size))
-    return spec, setting, {backbone: _spikes(parts) for backbone, parts in found.items()}
+            found.setdefault(client.info.shape, []).append((layers, client.info.test_size))
+    return spec, setting, {shape: _spikes(parts) for shape, parts in found.items()}
 
 
 def revive(path: Path, spec: Spec, setting: Setting) -> list[Client]:
@@ -80,19 +80,18 @@ def cost_table(
     spec: Spec,
     task: Task,
     clients: Sequence[ClientInfo],
-    spikes: Mapping[Backbone, Spikes] | None = None,
+    spikes: Mapping[ClientInfo, Spikes] | None = None,
     energy: bool = False,
 ) -> Table:
     """Everything at once; millions, billions and MB as the paper has them."""
     spikes = spikes or {}
-    measured = {backbone: s.operations for backbone, s in spikes.items()}
-    fleet = [Backbone.of(c) for c in clients]
+    measured = {shape: s.operations for shape, s in spikes.items()}
     bridge = costs.bridge_for(task, spec.method)
-    configurations = costs.controls(fleet[0].model, fleet[0].width)
-    models = dict.fromkeys([*fleet, *(b for group, _ in configurations.values() for b in group)])
-    configurations["fleet"] = (fleet, rounds.uses_bridge(task, spec.method, clients))
+    configurations = costs.controls(clients[0].model, clients[0].width)
+    models = first_of_each([*clients, *(c for group, _ in configurations.values() for c in group)])
+    configurations["fleet"] = (list(clients), rounds.uses_bridge(task, spec.method, clients))
 
-    def of(group: Sequence[Backbone], shared: bool) -> Table:
+    def of(group: Sequence[ClientInfo], shared: bool) -> Table:
         cost = costs.configuration_cost(task, group, bridge if shared else None, measured)
         return {"bridge": shared, **_millions(cost, energy)}
 
@@ -110,11 +109,11 @@ def cost_table(
         },
         "bridge": {"mflops": costs.network_flops(task, bridge) / 1e6, "parameters": _parameters(bridge)},
         "models": [
-            b._asdict()
-            | {"parameters": _parameters(outline_backbone(task, b.twin()))}
-            | _millions(costs.configuration_cost(task, [b], None, measured), energy)
-            | ({"rates": spikes[b].rates} if b in spikes else {})
-            for b in models
+            {key: getattr(c, key) for key in ("model", "width", "kind", "T", "bits")}
+            | {"parameters": _parameters(outline_backbone(task, c))}
+            | _millions(costs.configuration_cost(task, [c], None, measured), energy)
+            | ({"rates": spikes[c.shape].rates} if c.shape in spikes else {})
+            for c in models
         ],
         "configurations": {name: of(group, shared) for name, (group, shared) in configurations.items()},
         "methods": {m.name: _method(task, m, clients, measured if m == spec.method else {}) for m in _methods(spec)},
@@ -122,7 +121,7 @@ def cost_table(
 
 
 def _method(
-    task: Task, method: Method, clients: Sequence[ClientInfo], measured: Mapping[Backbone, Operations]
+    task: Task, method: Method, clients: Sequence[ClientInfo], measured: Mapping[ClientInfo, Operations]
 ) -> Table:
     """Spikes of a run say nothing of how often neurons would fire after another method."""
     if why := rounds.refusal(task, method, clients):
