@@ -203,7 +203,7 @@ def test_declared_passes_are_what_a_real_round_executes(make_client: Make, metho
 
 @pytest.mark.parametrize(("kind", "bits"), [("bnn", 1), ("qnn", 4)])
 def test_low_bit_clients_train_in_full_precision(make_client: Make, kind: str, bits: int) -> None:
-    method = METHODS["fedproto"]()
+    method = METHODS["as-fedbridge"]()
     compare_with_a_round(make_client(method, ROUND, kind, bits=bits), method)
 
 
