@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from asfedbridge.analysis import costs, rounds
 from asfedbridge.analysis.costs import Operations
 from asfedbridge.analysis.firing import Firing, firing_rates
-from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Method, Round, Task, first_of_each
+from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task, first_of_each
 from asfedbridge.engines import checkpoint
-from asfedbridge.engines.client import EVALUATION_BATCH, build_client
-from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.client import EVALUATION_BATCH
+from asfedbridge.engines.process import prepare_process
+from asfedbridge.experiments.analyse import open_run, read_last
 from asfedbridge.experiments.fleet import parse_fleet
-from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.portraits import rebuild
 from asfedbridge.experiments.run import Setting, prepare
 from asfedbridge.experiments.spec import Spec
-from asfedbridge.experiments.store import read_spec, read_summary
+from asfedbridge.experiments.store import CHECKPOINT
 from asfedbridge.models.zoo import check_backbone, outline_backbone
 
 Table = dict[str, Any]
@@ -42,38 +42,17 @@ def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[Clie
 
 def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:
     """Spikes in the SNN clients of a finished run, on their test images, at the point the method is judged at."""
-    spec = read_spec(path, base=quickstart())
-    if spec is None:
-        raise BadInput(f"--run {path}: there is no run in this folder (no spec.toml)")
-    if read_summary(path) is None:
-        raise BadInput(f"--run {path}: the run has not ended; go on with asfedbridge run --resume --out {path}")
+    spec, _ = open_run(path)
+    prepare_process(spec.threads)
     setting = prepare(spec, data_root)
+    last = read_last(path, spec, setting.identity(spec))
+    states = path / CHECKPOINT / checkpoint.CLIENTS
+    spiking = [c for c in setting.clients if c.kind == "snn" and c.test_size]
     found: dict[ClientInfo, list[tuple[dict[str, Firing], int]]] = {}
-    for client in revive(path, spec, setting):
-        if client.info.kind == "snn" and client.info.test_size:
-            layers = firing_rates(client, client.shard.test_batches(EVALUATION_BATCH))
-            found.setdefault(client.info.shape, []).append((layers, client.info.test_size))
+    for client in rebuild(spec, setting, spiking, last, states, spec.method.reports):
+        layers = firing_rates(client, client.shard.test_batches(EVALUATION_BATCH))
+        found.setdefault(client.info.shape, []).append((layers, client.info.test_size))
     return spec, setting, {shape: _spikes(parts) for shape, parts in found.items()}
-
-
-def revive(path: Path, spec: Spec, setting: Setting) -> list[Client]:
-    """The clients of a finished run as they were when tables were made."""
-    method, task = spec.method, setting.task
-    root = path / "checkpoint"
-    engine = LocalEngine(method, task, setting.clients, setting.shards, folder=root / checkpoint.CLIENTS)
-    identity = {"specification": spec.digest(), "data": setting.fingerprint, "partition": setting.partition}
-    last = checkpoint.load(root, engine, identity)
-    if last is None:
-        raise BadInput(f"{root}: there is no checkpoint of the run's clients here")
-    closing = Round(task.rounds, task.rounds)
-    clients = []
-    for info, shard in zip(setting.clients, setting.shards, strict=True):
-        client = build_client(method, task, info, shard)
-        client.load_state_dict(engine.client_state(info.id))
-        if method.reports == "received":
-            method.client_receive(client, method.server_send(last.server, info, closing), closing)
-        clients.append(client)
-    return clients
 
 
 def cost_table(
