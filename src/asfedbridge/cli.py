@@ -104,6 +104,23 @@ def build_parser() -> argparse.ArgumentParser:
     _add_data_root(analyze)
     _add_import(analyze)
 
+    costs = commands.add_parser(
+        "costs",
+        help="communication and computation of every method and kind of client (default: the paper's, CIFAR-100)",
+        epilog="example: asfedbridge costs fleet=5*resnet18@0.5:ann,5*resnet18@0.5:snn T=8 classes=200 image_size=64",
+    )
+    costs.add_argument(
+        "what",
+        nargs="*",
+        metavar="RECIPE|FILE.toml KEY=VALUE",
+        help="what to count; a recipe, a file or data= reads data for their shape, else classes= and channels= give it",
+    )
+    costs.add_argument("--run", type=Path, metavar="RUN_DIR", help="count a finished run and its clients' spikes")
+    costs.add_argument("--energy", action="store_true", help="add energy by the constants of docs/costs.md (45 nm)")
+    costs.add_argument("--json", action="store_true", help="print everything as JSON on stdout")
+    _add_data_root(costs)
+    _add_import(costs)
+
     bench = commands.add_parser("bench", help="time this machine: ours beside other libraries (source checkout only)")
     bench.add_argument("name", nargs="?", metavar="NAME", help="one benchmark (default: all)")
     bench.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
@@ -310,6 +327,38 @@ def command_analyze(args: argparse.Namespace) -> int:
     print(f"{render_analyses(found)}\n\n{written}", file=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(json.dumps(found))
+    return DONE
+
+
+def command_costs(args: argparse.Namespace) -> int:
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.costs import cost_table, measure_run, shape_task
+    from asfedbridge.experiments.run import prepare
+    from asfedbridge.report.cost_tables import render_costs
+
+    shape = {"classes": 100, "channels": 3}
+    own = [w for w in args.what if w.partition("=")[0] in shape]
+    words = [w for w in args.what if w not in own]
+    reads_data = any("=" not in w or w.startswith("data=") for w in words)
+    if args.run and args.what:
+        raise BadInput(f"--run {args.run}: the run has its own settings; leave out {' '.join(args.what)}")
+    if reads_data and own:
+        raise BadInput(f"{own[0]}: the data decide that; leave it out, or leave out the recipe and data")
+    for key, _, value in (w.partition("=") for w in own):
+        if not (value.isdecimal() and 1 <= int(value) <= 10**6):
+            raise BadInput(f"{key}={value} must be a whole number from 1 to 1000000")
+        shape[key] = int(value)
+    if args.run:
+        spec, setting, spikes = measure_run(args.run, data_root(args.data_root))
+        table = cost_table(spec, setting.task, setting.clients, spikes, args.energy)
+    elif reads_data:
+        spec = resolve(words if any("=" not in w for w in words) else ["paper", *words])
+        setting = prepare(spec, data_root(args.data_root))
+        table = cost_table(spec, setting.task, setting.clients, energy=args.energy)
+    else:
+        spec = resolve(["paper", *words])
+        table = cost_table(spec, *shape_task(spec, **shape), energy=args.energy)
+    print(json.dumps(table) if args.json else render_costs(table))
     return DONE
 
 

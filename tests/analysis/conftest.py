@@ -1,10 +1,14 @@
-"""Clients as they are before round 0: an ANN and an SNN of one width, and a wider SNN."""
+"""Clients as they are before round 0: an ANN and an SNN of one width and a wider SNN, or one as a test wants it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from asfedbridge.core.protocol import Client
+from asfedbridge.core.protocol import Client, ClientInfo, Kind, Method, Task
+from asfedbridge.data.loader import Shard
 from asfedbridge.engines.client import build_client
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import Setting, prepare
@@ -21,6 +25,8 @@ THREE = {
 }
 SPEC = apply_overrides(quickstart(), THREE)
 
+Make = Callable[..., Client]
+
 
 @pytest.fixture(scope="session")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
@@ -31,3 +37,19 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 def clients(setting: Setting) -> list[Client]:
     pairs = zip(setting.clients, setting.shards, strict=True)
     return [build_client(SPEC.method, setting.task, info, shard) for info, shard in pairs]
+
+
+@pytest.fixture
+def make_client() -> Make:
+    """A client with a few random images of its own."""
+
+    def make(method: Method, task: Task, kind: Kind = "ann", width: float = 0.25, T: int = 3, **more: Any) -> Client:
+        info = ClientInfo(0, kind, "resnet18", width, T if kind == "snn" else 1, 8, 4, **more)
+        draws = torch.Generator().manual_seed(3)
+        shape = (12, task.channels, task.image_size, task.image_size)
+        x = torch.randint(0, 256, shape, generator=draws, dtype=torch.uint8)
+        y = torch.arange(12) % task.classes
+        spread = [0.25] * task.channels
+        return build_client(method, task, info, Shard(x[4:], y[4:], x[:4], y[:4], spread, spread, "none"))
+
+    return make

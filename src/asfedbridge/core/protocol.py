@@ -138,6 +138,13 @@ class Upload:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class Passes(NamedTuple):
+    """How often a network goes over each of a client's examples in one round."""
+
+    forward: int
+    backward: int
+
+
 class Shard(Protocol):
     """One client's data, as far as a method needs it."""
 
@@ -261,6 +268,13 @@ class Method(ABC):
     @abstractmethod
     def client_round(self, client: Client, rnd: Round) -> Upload:
         """Train, and say what leaves."""
+
+    def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
+        """What ``client_round`` executes, by the name of the client's module: what training costs is counted from it.
+
+        A test compares it with the operations of a real round, for every method.
+        """
+        return {"backbone": Passes(task.epochs, task.epochs)}
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
         """Predictors (logits of a batch) that the engine evaluates beside the backbone.

@@ -8,7 +8,7 @@ aggregation.
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Study:
 
 def analyse(folders: Sequence[Path], data_root: Path, tell: Tell) -> Table:
     """Measure each run, write its ``analysis.json``; return all of them and the correlations over them."""
-    opened = [(folder, *_open(folder)) for folder in folders]  # all of them, before the first one takes its time
+    opened = [(folder, *open_run(folder)) for folder in folders]  # all of them, before the first one takes its time
     studies = [study(folder, spec, summary, data_root, tell) for folder, spec, summary in opened]
     results = []
     for one in studies:
@@ -82,10 +82,7 @@ def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell)
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
     identity = setting.identity(spec)
-    found = checkpoint.list_folders(folder / CHECKPOINT)
-    last = checkpoint.read(found[-1], identity) if found else None
-    if last is None or last.next_round != spec.rounds:
-        raise BadInput(f"{folder / CHECKPOINT}: the run's last checkpoint is not here; analyse needs it, run again")
+    last = read_last(folder, spec, identity)
     chosen = choose_clients(setting.clients)
     states = folder / CHECKPOINT / checkpoint.CLIENTS
     final = portray(spec, setting, chosen, last, states, spec.method.reports, tell, f"{folder}")
@@ -116,7 +113,8 @@ def correlations(results: Sequence[Table]) -> list[Table]:
     return tables
 
 
-def _open(folder: Path) -> tuple[Spec, Table]:
+def open_run(folder: Path) -> tuple[Spec, Table]:
+    """Specification and summary of a finished run."""
     spec = read_spec(folder, quickstart())
     if spec is None:
         raise BadInput(f"{folder}: is no run folder (no spec.toml); give one that asfedbridge run has written")
@@ -124,6 +122,15 @@ def _open(folder: Path) -> tuple[Spec, Table]:
     if summary is None:
         raise BadInput(f"{folder}: the run has not ended; finish it with asfedbridge run --resume --out {folder}")
     return spec, summary
+
+
+def read_last(folder: Path, spec: Spec, identity: Mapping[str, str]) -> checkpoint.Checkpoint:
+    """The checkpoint after the last round."""
+    found = checkpoint.list_folders(folder / CHECKPOINT)
+    last = checkpoint.read(found[-1], identity) if found else None
+    if last is None or last.next_round != spec.rounds:
+        raise BadInput(f"{folder / CHECKPOINT}: the run's last checkpoint is not here, which is needed; run again")
+    return last
 
 
 def _describe(one: Study, bandwidth: float, pooled: int) -> Table:

@@ -21,7 +21,7 @@ from torch import Tensor
 from asfedbridge.core import losses, pseudospike
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
 from asfedbridge.core.training import Terms, fit, fit_backbone
 from asfedbridge.methods.bridge_sharing import BridgeSharing
@@ -85,6 +85,14 @@ class ASFedBridge(BridgeSharing):
             return Upload(metrics=metrics)
         metrics |= self.inject(client, rnd)
         return Upload(self.pack(client), metrics)
+
+    def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
+        extraction = task.epochs if self.extracts(client) else 0
+        injection = self.injection_epochs if self.injects(client) else 0
+        return {
+            "backbone": Passes(task.epochs + injection, task.epochs),
+            "bridge": Passes(extraction + injection, injection),
+        }
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
         return {"bridge": self.network(client)}

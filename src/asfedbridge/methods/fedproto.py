@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core import payload
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Passes, Round, Task, Upload, register
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 
 UNKNOWN = -1e9  # logit of a class without a prototype: last, and a finite loss
@@ -100,6 +100,9 @@ class PrototypeMethod(Method):
     def client_round(self, client: Client, rnd: Round) -> Upload:
         metrics = fit_backbone(client, rnd, "local", lambda out, x, y: self.terms(client, out, y))
         return Upload(self.pack(mean_features(client)), metrics)
+
+    def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
+        return {"backbone": Passes(task.epochs + 1, task.epochs)}
 
     def terms(self, client: Client, out: Output, y: Tensor) -> Terms:
         parts = {"ce": supervise(client, out, y)}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asfedbridge.core import losses
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.models.zoo import check_bridge
@@ -65,6 +65,10 @@ class FML(BridgeSharing):
 
         metrics = fit_backbone(client, rnd, "mutual", terms, beside={"meme": self.step(rnd)})
         return Upload(self.pack(client), metrics)
+
+    def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
+        both = Passes(task.epochs, task.epochs)
+        return {"backbone": both, "meme": both}
 
     def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
         return {"meme": self.network(client)}

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from asfedbridge.core import losses, seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
 from asfedbridge.core.training import Step, Terms, fit, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.models.attention import Receiver, Transmitter
@@ -75,6 +75,15 @@ class MHpFLID(BridgeSharing):
     def client_round(self, client: Client, rnd: Round) -> Upload:
         metrics = self.inject(client, rnd) | self.distil(client, rnd)
         return Upload(self.pack(client), metrics)
+
+    def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
+        own, more = task.epochs, self.distillation_epochs
+        return {
+            "backbone": Passes(own + more, own),
+            "messenger": Passes(own + more, more),
+            "receiver": Passes(own, own),
+            "transmitter": Passes(more, more),
+        }
 
     def inject(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update backbone and receiver; gradients pass through the frozen messenger's head, none stays in it."""

@@ -31,6 +31,7 @@ from asfedbridge.core.protocol import (
     ClientInfo,
     Method,
     Output,
+    Passes,
     Point,
     Round,
     Task,
@@ -114,6 +115,10 @@ class SFedHIFI(Method):
         if self.fires(client.info):
             up["firing"] = measure_firing(client, model) if self.fuses(rnd) else torch.zeros(2, len(CONVOLUTIONS))
         return Upload(up, metrics)
+
+    def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
+        measuring = 1 if self.fires(client) else 0  # in the rounds that fuse
+        return {"backbone": Passes(task.epochs + measuring, task.epochs)}
 
     # server side: "KIND/banks/NAME" belongs to all widths of a kind, "KIND/WIDTH/NAME" to one
 

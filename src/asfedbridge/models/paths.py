@@ -9,6 +9,9 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -22,6 +25,7 @@ PATHS = {
     "torch": "any device: LIF as one autograd node of tensor operations",
 }
 VARIABLE = "ASFEDBRIDGE_NEURON"
+_chosen: ContextVar[str | None] = ContextVar("path", default=None)
 
 
 @cache
@@ -35,8 +39,18 @@ def available_paths(device: str = "cpu") -> list[str]:
     return [best, "torch"] if best is not None and installed(best) else ["torch"]
 
 
+@contextmanager
+def use_path(name: str) -> Iterator[None]:
+    """Force a path inside, whatever the environment says: counters and hooks see every layer on ``torch`` alone."""
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
 def forced_path() -> str | None:
-    name = os.environ.get(VARIABLE) or None
+    name = _chosen.get() or os.environ.get(VARIABLE) or None
     if name is not None and name not in PATHS:
         raise BadInput(f"{VARIABLE}={name} in the environment: unknown path{nearest(name, PATHS)}")
     if name is not None and name != "torch" and not installed(name):

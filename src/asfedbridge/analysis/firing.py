@@ -1,0 +1,78 @@
+"""Spikes that enter each layer of a network, and the synaptic operations they cause."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
+
+from asfedbridge.analysis.operations import macs_of, watch
+from asfedbridge.core.protocol import Client
+from asfedbridge.models.layers import TYPES
+from asfedbridge.models.paths import use_path
+
+
+@dataclass
+class Firing:
+    """What entered one layer, summed over examples."""
+
+    macs: int  # multiply-accumulates of one example and time step
+    spikes_T: Tensor  # nonzero inputs at each time step
+    inputs: int = 0  # of one time step, nonzero or not
+    synops: int = 0  # sums that spikes caused: each counts for every output it reaches
+    binary: bool = True  # nothing but zeros and ones came in
+
+    def rates(self) -> list[float]:
+        """The share of nonzero inputs at each time step."""
+        return (self.spikes_T.double() / self.inputs).tolist()
+
+    @property
+    def sops(self) -> float:
+        """The paper's estimate for one example, M sum_t rate_t: as if an image had no edges."""
+        return self.macs * sum(self.rates())
+
+
+@torch.no_grad()
+def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Firing]:
+    """By layer of the client's backbone, in the order they run, over all examples of the batches."""
+    found: dict[str, Firing] = {}
+    batch = 0
+
+    def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
+        fires_TN = (x != 0).unflatten(0, (-1, batch)).flatten(1)
+        entry = found.setdefault(name, Firing(macs_of(layer, out), torch.zeros(len(fires_TN), dtype=torch.int64)))
+        entry.spikes_T += fires_TN.sum(dim=1).cpu()
+        entry.inputs += fires_TN.shape[1]
+        if bool(((x == 0) | (x == 1)).all()):
+            entry.synops += count_synops(layer, x)
+        else:
+            entry.binary = False
+
+    backbone = client.backbone.eval()
+    with use_path("torch"), watch(backbone, TYPES, note):  # on the other paths a block calls no layer by itself
+        for x, _ in batches:
+            batch = len(x)
+            backbone(client.place(x))
+    return found
+
+
+def count_synops(layer: nn.Module, x: Tensor) -> int:
+    """Pairs of a nonzero input and an output it reaches: at the edge of an image there are fewer than in its middle."""
+    if isinstance(layer, nn.Linear):
+        return int(x.count_nonzero()) * layer.out_features
+    assert isinstance(layer, nn.Conv2d)
+    count_HW = (x != 0).sum(dim=(0, 1))
+    reached_HW = _reached(layer, x.shape[2:]).to(count_HW.device)
+    return int((count_HW * reached_HW).sum()) * (layer.out_channels // layer.groups)
+
+
+def _reached(conv: nn.Conv2d, size: torch.Size) -> Tensor:
+    """How many positions of the output see each position of the input."""
+    ones = torch.ones(1, 1, *conv.kernel_size, dtype=torch.float64)
+    how: Any = conv.stride, conv.padding, conv.dilation
+    out = F.conv2d(torch.ones(1, 1, *size, dtype=torch.float64), ones, None, *how)
+    seen = conv2d_input([1, 1, *size], ones, torch.ones_like(out), *how)
+    return seen[0, 0].round().long()

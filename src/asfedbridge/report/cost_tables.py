@@ -1,0 +1,76 @@
+"""The tables of `asfedbridge costs`, from its plain values."""
+
+from typing import Any
+
+from asfedbridge.report.tables import Rows, render_text
+
+OPERATIONS = {
+    "mflops": "MFLOPs",
+    "low_bit_mmacs": "low-bit MMACs",
+    "mbitops": "MBitOPs",
+    "msops": "MSOPs",
+    "msops_by_rate": "MSOPs by rate",
+    "dense_mflops": "dense MFLOPs",
+    "energy_uj": "energy uJ",
+}
+
+
+def model_rows(table: dict[str, Any]) -> Rows:
+    shown = _columns(table["models"])
+    rows = [["model", "kind", "parameters", *(OPERATIONS[key] for key in shown)]]
+    for m in table["models"]:
+        kind = {"snn": f"snn T={m['T']}", "qnn": f"qnn {m['bits']} bit"}.get(m["kind"], m["kind"])
+        rows.append([f"{m['model']}@{m['width']:g}", kind, f"{m['parameters']:,}", *(_two(m[key]) for key in shown)])
+    bridge = table["bridge"]
+    operations = [_two(bridge["mflops"] if key == "mflops" else 0.0) for key in shown if key != "energy_uj"]
+    rows.append(["Bridge", "ann", f"{bridge['parameters']:,}", *operations, *["-"] * ("energy_uj" in shown)])
+    return rows
+
+
+def configuration_rows(table: dict[str, Any]) -> Rows:
+    shown = _columns(list(table["configurations"].values()))
+    rows = [["configuration", "Bridge", *(OPERATIONS[key] for key in shown)]]
+    for name, entry in table["configurations"].items():
+        rows.append([name, "yes" if entry["bridge"] else "no", *(_two(entry[key]) for key in shown)])
+    return rows
+
+
+def method_rows(table: dict[str, Any]) -> Rows:
+    kinds = list(dict.fromkeys(kind for entry in table["methods"].values() for kind in entry.get("training", {})))
+    head = {kind: ["SNN GSOPs", "+ GFLOPs"] if kind == "snn" else [f"{kind.upper()} GFLOPs"] for kind in kinds}
+    rows = [["method", "up MB", "down MB", "table MB", *(word for kind in kinds for word in head[kind])]]
+    for name, entry in table["methods"].items():
+        cells = [_two(entry.get(key)) for key in ("up_mb", "down_mb", "table_mb")]
+        for kind in kinds:
+            cost = entry.get("training", {}).get(kind, {})
+            cells += [_two(cost.get(key)) for key in (("gsops", "gflops") if kind == "snn" else ("gflops",))]
+        rows.append([name, *cells])
+    return rows
+
+
+def render_costs(table: dict[str, Any]) -> str:
+    setting = table["setting"]
+    size = setting["image_size"]
+    images = f"{setting['classes']} classes, {setting['channels']}x{size}x{size} images"
+    parts = [
+        f"{setting['fleet']} ({images}, T={setting['T']})",
+        "One example forward through one model:\n\n" + render_text(model_rows(table)),
+        "Mean over the clients of a configuration, with one Bridge pass where it is used:\n\n"
+        + render_text(configuration_rows(table)),
+        f"Largest payload of a round, and training of one example in a round of {setting['epochs']} epochs:\n\n"
+        + render_text(method_rows(table)),
+    ]
+    parts += [f"{name}: {entry['refused']}" for name, entry in table["methods"].items() if "refused" in entry]
+    if any(m["msops"] is None for m in table["models"]):
+        parts.append("SOPs need trained neurons: --run RUN_DIR counts spikes on the test images of a finished run.")
+    return "\n\n".join(parts)
+
+
+def _columns(entries: list[dict[str, Any]]) -> list[str]:
+    """Without those that say nothing here."""
+    always = ("mflops", "mbitops", "msops")
+    return [key for key in OPERATIONS if any(key in always or entry.get(key) for entry in entries)]
+
+
+def _two(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

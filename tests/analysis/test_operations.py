@@ -1,0 +1,69 @@
+"""Layers by the paper's equation, and torch's counter with its two additions."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from asfedbridge.analysis.operations import Layer, count_layers, make_counter, profile
+from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.models.zoo import outline_backbone, outline_bridge
+
+TASK = Task(classes=5, channels=2, image_size=16, feature_dim=8)
+
+
+@pytest.mark.parametrize("kind", ["ann", "snn"])
+def test_layers_add_up_to_torchs_count(kind: str) -> None:
+    network = outline_backbone(TASK, ClientInfo(0, kind, "resnet18", 0.25, 3 if kind == "snn" else 1))  # type: ignore[arg-type]
+    layers = count_layers(network, TASK)
+    with make_counter() as counter, torch.no_grad():
+        network(torch.empty(1, 2, 16, 16, device="meta"))
+    assert 2 * sum(layer.macs * layer.steps for layer in layers.values()) == counter.get_total_flops()
+    assert layers["stem"] == Layer(16 * 16 * 16 * 2 * 9, 1, True)  # a static image needs it once
+    assert layers["stages.1.0.shortcut.0"] == Layer(8 * 8 * 32 * 16, 1 if kind == "ann" else 3, True)
+    assert layers["classifier"] == Layer(8 * 5, 1 if kind == "ann" else 3, False)
+
+
+def test_a_profile_is_two_products_backward_for_each_forward() -> None:
+    """But for the stem, whose input learns nothing; two operations a normalised value forward, four backward."""
+    network = outline_bridge(TASK, 0.5, "batch")
+    layers = count_layers(network, TASK)
+    forward = 2 * sum(layer.macs for layer in layers.values())
+    sizes = [(12, 16), (32, 8), (60, 4), (110, 2)]
+    values = 12 * 16**2 + sum(
+        channels * side**2 * (2 if number == 0 else 3) for number, (channels, side) in enumerate(sizes)
+    )
+    found = profile(network, TASK, 4)
+    assert found.forward == 4 * (forward + 2 * values)
+    assert found.backward == 4 * (2 * forward - 2 * layers["body.stem"].macs + 4 * values)
+
+
+def test_a_profile_leaves_nothing_behind() -> None:
+    network = outline_bridge(TASK, 0.5, "batch")
+    assert profile(network, TASK, 2) == profile(network, TASK, 2)
+    assert all(p.grad is None for p in network.parameters())
+    assert not any(layer._forward_hooks for layer in network.modules())
+
+
+def test_normalisation_by_groups_counts_too() -> None:
+    batch, group = (profile(outline_bridge(TASK, 0.5, norm), TASK, 2) for norm in ("batch", "group"))
+    assert batch == group
+
+
+@pytest.mark.parametrize(("groups", "stride"), [(1, 1), (1, 2), (4, 1), (8, 2)])
+def test_gradients_of_grouped_convolutions_cost_what_the_forward_pass_costs(groups: int, stride: int) -> None:
+    conv = nn.Conv2d(8, 8, 3, stride, 1, groups=groups, bias=False)
+    x = torch.randn(2, 8, 6, 6, requires_grad=True)
+    with make_counter() as counter:
+        out = conv(x)
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    assert forward == 2 * out.numel() * 8 // groups * 9
+    assert counter.get_total_flops() == 3 * forward
+
+
+def test_width_of_the_shared_feature_is_seen() -> None:
+    wide = dataclasses.replace(TASK, feature_dim=16)
+    narrow, wider = (count_layers(outline_bridge(task, 0.5, "batch"), task)["head"].macs for task in (TASK, wide))
+    assert wider == 2 * narrow
