@@ -268,13 +268,16 @@ def command_reproduce(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources import data_root
     from asfedbridge.engines.files import write_atomic
     from asfedbridge.experiments.catalogue import Bench, find_experiment, select
+    from asfedbridge.experiments.costs import paper_costs
     from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
+    from asfedbridge.report.cost_tables import beside_paper
     from asfedbridge.report.measures import measure_tables
-    from asfedbridge.report.reproduction import collect, render, to_csv, to_latex
+    from asfedbridge.report.reproduction import collect, render, rows_to_csv, to_csv, to_latex
 
     experiment = find_experiment(args.experiment)
-    cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
     out = args.out or Path("runs") / args.scale
+    command = shlex.join(["asfedbridge", *args.words])
+    cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
     if args.dry_run:
@@ -290,12 +293,13 @@ def command_reproduce(args: argparse.Namespace) -> int:
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
     results = collect(cells, args.seeds, out, failures)
-    measured = []
+    measured = [("", beside_paper(experiment.name, paper_costs()))] if not cells else []
     if experiment.analysis:
         known = measure(jobs, data_root(args.data_root), _tell)
         measured = measure_tables(experiment, cells, args.seeds, out, known)
-    page = render(experiment, results, shlex.join(["asfedbridge", *args.words]), measured)
-    for suffix, text in (("md", page), ("csv", to_csv(results)), ("tex", to_latex(experiment, results))):
+    page = render(experiment, results, command, measured)
+    plain = to_csv(results) if cells else rows_to_csv(measured[0][1])
+    for suffix, text in (("md", page), ("csv", plain), ("tex", to_latex(experiment, results, measured))):
         write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
     print(page, end="")
     _tell(f"written to {out / experiment.name}.md, .csv and .tex")

@@ -264,6 +264,17 @@ def _rates(bench: Bench) -> list[Cell]:
     return [Cell("as-fedbridge", "cifar10", bench.spec("as-fedbridge", "cifar10"))]
 
 
+for _name, _title, _claim in (
+    ("communication", "Payload and training cost of every method", "The Bridge is 3.93 MB, a tenth of a backbone."),
+    (
+        "computation",
+        "Operations of one forward pass",
+        "A mixed fleet needs about half an ANN fleet's FLOPs, and few SOPs.",
+    ),
+):
+    _experiment(_name, f"{_title} (counted, not trained)", _claim)(lambda bench: [])
+
+
 def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise BadInput(f"experiment '{name}' is not known{nearest(name, EXPERIMENTS)}")

@@ -15,6 +15,7 @@ from asfedbridge.engines.process import prepare_process
 from asfedbridge.experiments.analyse import open_run, read_last
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.portraits import rebuild
+from asfedbridge.experiments.recipes import paper
 from asfedbridge.experiments.run import Setting, prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import CHECKPOINT
@@ -38,6 +39,12 @@ def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[Clie
     for client in clients:
         check_backbone(task, client)
     return task, clients
+
+
+def paper_costs() -> Table:
+    """The paper's setting: CIFAR-100, five ANN and five SNN clients of full width."""
+    spec = paper()
+    return cost_table(spec, *shape_task(spec, classes=100, channels=3))
 
 
 def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:

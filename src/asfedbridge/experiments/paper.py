@@ -205,3 +205,36 @@ MIXED: dict[str, float] = {
     "snn:T=8": 72.49,
     "ann": 72.67,
 }
+
+# Costs on CIFAR-100: one-way payload in MB; training of one example in a round, GFLOPs of an ANN client, GSOPs and
+# dense GFLOPs of an SNN client.
+COMMUNICATION: dict[str, tuple[float, float, float, float]] = {
+    "fedavg": (43.20, 16.67, 3.09, 0.0),
+    "fedprox": (43.20, 16.67, 5.77, 0.0),
+    "fedfree": (18.00, 16.67, 2.91, 0.0),
+    "fedproto": (0.10, 17.78, 3.09, 0.0),
+    "fedtgp": (0.60, 17.78, 2.96, 0.0),
+    "fml": (3.93, 18.14, 3.06, 1.47),
+    "mh-pflid": (3.93, 18.57, 3.01, 0.79),
+    "as-fedbridge": (3.93, 18.57, 3.21, 0.79),
+}
+
+# One example forward, mean over clients: MFLOPs, MBitOPs, MSOPs.
+COMPUTATION: dict[str, tuple[float, float, float]] = {
+    "bnn": (3.85, 553.65, 0.0),
+    "qnn:b=2": (3.85, 2214.60, 0.0),
+    "qnn:b=4": (3.85, 8858.40, 0.0),
+    "qnn:b=8": (3.85, 35433.60, 0.0),
+    "snn:T=2": (0.0, 0.0, 81.69),
+    "snn:T=4": (0.0, 0.0, 167.17),
+    "snn:T=8": (0.0, 0.0, 338.29),
+    "ann": (1111.15, 0.0, 0.0),
+    "ann+bnn": (655.59, 276.82, 0.0),
+    "ann+qnn:b=2": (655.59, 1107.30, 0.0),
+    "ann+qnn:b=4": (655.59, 4429.20, 0.0),
+    "ann+qnn:b=8": (655.59, 17716.80, 0.0),
+    "ann+snn:T=2": (653.67, 0.0, 40.85),
+    "ann+snn:T=4": (653.67, 0.0, 83.58),
+    "ann+snn:T=8": (653.67, 0.0, 169.15),
+    "ann+ann": (1209.24, 0.0, 0.0),
+}

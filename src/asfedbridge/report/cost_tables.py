@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from asfedbridge.experiments import paper
 from asfedbridge.report.tables import Rows, render_text
 
 OPERATIONS = {
@@ -74,3 +75,25 @@ def _columns(entries: list[dict[str, Any]]) -> list[str]:
 
 def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def beside_paper(experiment: str, table: dict[str, Any]) -> Rows:
+    """The paper's cost tables (`communication`, `computation`) with its values beside ours."""
+    if experiment == "communication":
+        names: tuple[str, ...] = ("payload MB", "ANN GFLOPs", "SNN GSOPs", "SNN + GFLOPs")
+        reported: dict[str, tuple[float, ...]] = dict(paper.COMMUNICATION)
+        ours = {name: _communication(table["methods"][name]) for name in reported}
+    else:
+        names = ("MFLOPs", "MBitOPs", "MSOPs")
+        reported = dict(paper.COMPUTATION)
+        keys = ("mflops", "mbitops", "msops")
+        ours = {name: tuple(table["configurations"][name][key] for key in keys) for name in reported}
+    rows = [["", *(word for name in names for word in (name, "paper"))]]
+    for name, values in reported.items():
+        rows.append([name, *(_two(v) for pair in zip(ours[name], values, strict=True) for v in pair)])
+    return rows
+
+
+def _communication(entry: dict[str, Any]) -> tuple[float | None, ...]:
+    ann, snn = (entry["training"][kind] for kind in ("ann", "snn"))
+    return entry["table_mb"], ann["gflops"], snn["gsops"], snn["gflops"]

@@ -123,10 +123,16 @@ def to_csv(results: Sequence[Result]) -> str:
     return text.getvalue()
 
 
-def to_latex(experiment: Experiment, results: Sequence[Result]) -> str:
+def rows_to_csv(rows: Rows) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def to_latex(experiment: Experiment, results: Sequence[Result], measured: Sequence[tuple[str, Rows]] = ()) -> str:
     """One booktabs table per column."""
     parts = []
-    for name, rows in tables(results):
+    for name, rows in [*tables(results), *measured]:
         lines = [" & ".join(_escape(cell) for cell in row) + r" \\" for row in rows]
         title = _escape(f"{experiment.title}{': ' if name else ''}{name}")
         parts.append(
