@@ -164,8 +164,8 @@ def _controls(bench: Bench, kinds: Iterable[str]) -> list[Cell]:
         mixed = {"ann": "ann", "snn": "5+5"}.get(name, f"ann+{name}")
         change = {"T": int(steps)} if steps else {}
         for method, fleet, column, reported in (
-            ("fedavg", name, "ten alike, FedAvg", paper.ALIKE),
-            ("as-fedbridge", mixed, "five beside five ANN, Bridge", paper.MIXED),
+            ("fedavg", name, "alike (FedAvg)", paper.ALIKE),
+            ("as-fedbridge", mixed, "mixed (Bridge)", paper.MIXED),
         ):
             spec = bench.spec(method, "cifar100", fleet=fleet, **change)
             cells.append(Cell(kind, column, spec, {"all": reported[kind]}))
