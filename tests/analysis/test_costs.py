@@ -286,7 +286,7 @@ SMALL = [
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str) -> None:
-    """Its clients come back as they were judged: the SOPs are those of its own spikes."""
+    """The SOPs are those of its own clients' spikes, and its own method's alone."""
     assert cli.main(["run", *SMALL, f"method={method}", "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     table = ask(capsys, "--run", tmp_path / "run")
