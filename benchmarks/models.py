@@ -1,6 +1,6 @@
 """Claim: every model trains on its fast path: depthwise convolutions in channels-last, spiking layers in fused kernels.
 
-    python benchmarks/models.py [--quick] [--repeats N] [--threads N] [--json]
+    python benchmarks/models.py [--model NAME] [--quick] [--repeats N] [--threads N] [--json]
 
 Compared, for every registered model at width 0.25: a training step (forward, cross-entropy of the mean over time,
 backward, SGD with momentum; batch 64, T = 4, 32x32x3, 10 classes) of the SNN as it is; the same on the plain torch path
@@ -71,9 +71,10 @@ def ann_default_layout(case: Case) -> Work:
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
+    names = [args.model] if args.model else ["mobilenet"] if args.quick else sorted(MODELS)
     if args.quick:
-        return [{"model": name, "width": 0.125, "batch": 4, "T": 2, "size": 8, "inner": 1} for name in ("mobilenet",)]
-    return [{"model": name, "width": 0.25, "batch": 64, "T": 4, "size": 32, "inner": 1} for name in sorted(MODELS)]
+        return [{"model": name, "width": 0.125, "batch": 4, "T": 2, "size": 8, "inner": 1} for name in names]
+    return [{"model": name, "width": 0.25, "batch": 64, "T": 4, "size": 32, "inner": 1} for name in names]
 
 
 def contenders(case: Case) -> list[Contender]:
@@ -99,6 +100,7 @@ BENCHMARK = Benchmark(
     cases=cases,
     contenders=contenders,
     tolerance={"mean logit": 0.05},
+    options=lambda parser: parser.add_argument("--model", choices=sorted(MODELS), help="one model (default: all)"),
     derive=lambda case, rows: against_twin(rows, case["T"]),
 )
 

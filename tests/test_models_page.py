@@ -157,7 +157,7 @@ def test_spikingjelly_without_a_reset_is_refused(mine: Path) -> None:
     mine.write_text(CODE[1].replace("        functional.reset_net(self)\n", ""), encoding="utf-8")
     load_file(str(mine))
     with pytest.raises(BadInput, match="reset its state in forward"):
-        zoo.check_backbone(TASK, ClientInfo(0, "snn", "jelly", T=2))
+        zoo.check_backbone(replace(TASK, feature_dim=256), ClientInfo(0, "snn", "jelly", T=4))
 
 
 def test_an_output_is_asked_for(mine: Path) -> None:

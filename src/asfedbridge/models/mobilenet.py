@@ -3,7 +3,9 @@
 AS-FedBridge names it and gives no sizes. Chosen: the paper's thirteen blocks (Table 1) with a stem of stride 1 in place
 of 2, so that a 32x32 image ends as 2x2 and an 8x8 image as one pixel. Pooling over the whole map, the shared projector
 and the classifier follow, as in all our families. Blocks of one resolution are a stage.
-As an SNN, a neuron stands where the paper has ReLU: after each of the two convolutions.
+As an SNN, the two convolutions of a block count as one, a 3x3 convolution of spikes in two factors, with a neuron after
+it; depthwise results go on as real numbers. With a neuron wherever the paper has ReLU, 27 in a row without a shortcut,
+it did not learn four colours in 100 steps; with 14 it does. Blocks speak in zeros and ones.
 """
 
 import torch.nn.functional as F
@@ -33,7 +35,7 @@ class Depthwise(nn.Conv2d):
 
 
 class SeparableBlock(nn.Module):
-    """act(norm conv1x1 act(norm depthwise x))."""
+    """act(norm conv1x1 act(norm depthwise x)); for an SNN without the inner one."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, act: Spiking | Continuous) -> None:
         super().__init__()
@@ -44,8 +46,9 @@ class SeparableBlock(nn.Module):
         self.act: Spiking | Continuous = act
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.act.after(self.norm1, self.depthwise(x))
-        return self.act.after(self.norm2, self.pointwise(hidden))
+        act, hidden = self.act, self.depthwise(x)
+        hidden = self.norm1(hidden) if isinstance(act, Spiking) else act.after(self.norm1, hidden)
+        return act.after(self.norm2, self.pointwise(hidden))
 
 
 @register_family("mobilenet", "MobileNet v1: thirteen depthwise separable blocks")
