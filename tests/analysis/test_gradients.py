@@ -55,7 +55,7 @@ def test_it_is_the_gradient_of_the_whole_probe_set(who: int, clients: list[Clien
     assert all(torch.equal(t, before[n]) for n, t in client.state_dict().items())  # statistics too
     expected = flat_gradient(client, setting)
     found = flattened(gradient)
-    assert float(expected.norm()) > 1e-3
+    assert all(float(t.norm()) > 1e-4 for t in gradient.values())  # a silent network would agree with anything
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.norm()) + 1e-7)
 
 
