@@ -15,7 +15,7 @@ import torch
 
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Output, Task
+from asfedbridge.core.protocol import METHODS, ClientInfo, Output, Task
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.models import registry, zoo
 from asfedbridge.models.registry import MODELS, load_file
@@ -196,3 +196,14 @@ def test_a_name_that_no_fleet_can_hold(name: str) -> None:
 def test_one_name_is_one_model() -> None:
     with pytest.raises(ValueError, match="two models are called 'resnet18'"):
         registry.register_model("resnet18", "")(torch.nn.Identity)
+
+
+def test_fedfree_refuses_a_global_model_without_a_clients_type_of_layer(mine: Path) -> None:
+    """The dense network is the widest, so it would be the server's."""
+    load_file(str(mine))
+    clients = [ClientInfo(0, "ann", "mlp", 2.0), ClientInfo(1, "ann", "vgg9", 0.125)]
+    method = METHODS["fedfree"](mismatch="prefix")  # type: ignore[call-arg]
+    with pytest.raises(BadInput, match=r"client 1 .* has stem, and the global model no layer of its type") as error:
+        method.check(TASK, clients)
+    assert "\n" not in str(error.value)
+    method.check(TASK, [*clients, ClientInfo(2, "ann", "resnet18", 0.125)])

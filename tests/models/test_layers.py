@@ -58,3 +58,10 @@ def test_a_prefix_is_overwritten_and_the_rest_stays() -> None:
     assert overwrite_prefix(small, large).tolist() == [[9.0, 8.0], [7.0, 6.0]]
     assert overwrite_prefix(small, -small).tolist() == [[-1.0, -2.0], [-3.0, -4.0]]
     assert small.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_type_that_only_one_network_has_is_left_out() -> None:
+    convolutional = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    dense = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    assert match_by_depth(convolutional, dense) == {"2": "1"}
+    assert match_by_depth(dense, convolutional) == {"0": "2", "1": "2"}

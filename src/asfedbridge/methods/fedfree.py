@@ -71,7 +71,13 @@ class FedFree(Method):
             own = by_layer(layer_shapes(outline))
             if self.k > len(own):
                 raise BadInput(f"method.k={self.k}: {client.label} has {len(own)} layers; use 1 to {len(own)}")
-            for layer, other in match_by_depth(outline, target).items():
+            pairs = match_by_depth(outline, target)
+            if alone := [layer for layer in own if layer not in pairs]:
+                raise BadInput(
+                    f"method=fedfree: {client.label} has {alone[0]}, and the global model no layer of its type; "
+                    f"add a resnet18 to the fleet, or use another method"
+                )
+            for layer, other in pairs.items():
                 if self.mismatch == "refuse" and own[layer] != theirs[other]:
                     raise BadInput(
                         f"method=fedfree: {client.label} has {layer} of shape {own[layer]['weight']}, the global model "

@@ -33,11 +33,14 @@ def by_layer(tensors: Mapping[str, V]) -> dict[str, dict[str, V]]:
 
 
 def match_by_depth(model: nn.Module, other: nn.Module) -> dict[str, str]:
-    """For each layer, the other network's layer of its type at the nearest relative depth; last goes with last."""
+    """For each layer, the other network's layer of its type at the nearest relative depth; last goes with last.
+
+    A layer of a type that the other network does not have is left out.
+    """
     pairs: dict[str, str] = {}
     for kind in TYPES:
         ours, theirs = ([name for name, m in net.named_modules() if isinstance(m, kind)] for net in (model, other))
-        for number, name in enumerate(ours, start=1):
+        for number, name in enumerate(ours if theirs else [], start=1):
             place = (2 * number * len(theirs) + len(ours)) // (2 * len(ours))  # number / ours * theirs, rounded
             pairs[name] = theirs[max(place, 1) - 1]
     return pairs
