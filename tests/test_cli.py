@@ -46,11 +46,6 @@ def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def hear_ctrl_c() -> None:
-    """A shell starts background jobs, such as this test session may be, deaf to Ctrl-C; their children inherit it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def run(*words: str | Path, **options: Any) -> tuple[int, str, str]:
     with start(*words, **options) as process:
         out, err = process.communicate(timeout=300)
@@ -517,7 +512,7 @@ def checkpoint_after(out: Path, index: int) -> Callable[[], bool]:
 @pytest.mark.slow
 def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with start("run", *SMALL, "--out", out, preexec_fn=hear_ctrl_c) as process:
+    with start("run", *SMALL, "--out", out) as process:
         wait_for(process, checkpoint_after(out, 1))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -604,7 +599,7 @@ def pool_run(tmp_path: Path) -> Any:
     """A run in two workers, in a session of its own, that has written its first checkpoint."""
     out = tmp_path / "run"
     words = ["run", *SMALL, "--engine", "pool", "--workers", "2", "--out", out]
-    with start(*words, preexec_fn=hear_ctrl_c, start_new_session=True) as process:
+    with start(*words, start_new_session=True) as process:
         wait_for(process, checkpoint_after(out, 1))
         assert len(workers_of(process.pid)) == 2
         yield process, out
