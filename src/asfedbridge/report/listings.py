@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from asfedbridge.analysis.operations import count_layers
 from asfedbridge.core.payload import MB
 from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task
 from asfedbridge.data.sources import data_root, describe
@@ -15,7 +16,6 @@ from asfedbridge.experiments.fleet import FLEETS
 from asfedbridge.experiments.recipes import RECIPES
 from asfedbridge.experiments.spec import method_fields
 from asfedbridge.models import paths
-from asfedbridge.models.costs import count_multiply_adds, count_parameters
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import outline_backbone
 
@@ -91,8 +91,10 @@ def models_table() -> str:
     for name in sorted(MODELS):
         if MODELS[name].family:
             outlines = [outline_backbone(TASK, ClientInfo(0, "ann", name, width)) for width in widths]
-            counts = [sum(count_multiply_adds(o, TASK.channels, TASK.image_size).values()) for o in outlines]
-            sizes = [f"{count_parameters(o):,}, {2e-6 * n:.2f}" for o, n in zip(outlines, counts, strict=True)]
+            sizes = []
+            for outline in outlines:
+                products = sum(layer.macs for layer in count_layers(outline, TASK).values())
+                sizes.append(f"{sum(p.numel() for p in outline.parameters()):,}, {2e-6 * products:.2f}")
             rows.append([f"`{name}`", MODELS[name].about, *sizes])
     return _table(rows)
 
