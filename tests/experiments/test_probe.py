@@ -1,0 +1,49 @@
+"""Estimates come from a measurement of the run itself, in a process of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.experiments.catalogue import Bench, Cell
+from asfedbridge.experiments.probe import measure, measure_apart
+from asfedbridge.experiments.reproduce import plan
+from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.experiments.toml import write_toml
+from asfedbridge.report.estimate import estimate_rows
+
+TINY = {"fleet": "2*resnet18@0.02:ann,1*resnet18@0.02:snn", "train_per_class": 8, "test_per_class": 4}
+SPEC = apply_overrides(Bench("smoke").spec("as-fedbridge", "cifar10"), TINY)
+
+
+def test_time_grows_with_rounds_and_epochs(tmp_path: Path) -> None:
+    """Ten times the work is told from once the work, whatever else the machine does."""
+    few = measure(replace(SPEC, rounds=2), tmp_path)
+    many = measure(replace(SPEC, rounds=200), tmp_path)
+    thorough = measure(replace(SPEC, rounds=200, epochs=40), tmp_path)
+    assert 0 < 10 * few.seconds < many.seconds
+    assert many.seconds < thorough.seconds
+    assert few.megabytes > 50
+
+
+def test_a_probe_of_its_own_process_says_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(write_toml(replace(SPEC, data="npz:nowhere.npz")))
+    with pytest.raises(BadInput, match=r"^[^\n]*nowhere\.npz[^\n]*$"):
+        measure_apart(file, None)
+
+
+def test_a_row_for_every_run_and_one_measurement_for_runs_alike(tmp_path: Path) -> None:
+    told: list[str] = []
+    missing = replace(SPEC, data="npz:nowhere.npz")
+    jobs = plan([Cell("a", "c", SPEC), Cell("b", "c", missing)], [0, 1], tmp_path)
+    rows = estimate_rows(jobs, None, 2, told.append)
+    assert len(told) == 2
+    assert [row[1] for row in rows] == ["seed", "0", "0", "1", "1", ""]
+    assert rows[1][2] == "to do"
+    assert float(rows[1][4]) > 50
+    assert rows[1][3:] == rows[3][3:]
+    assert rows[2][2].startswith("cannot run: ")
+    assert rows[-1][0] == "4 runs, 2 at once"
+    assert not list(tmp_path.rglob("summary.json"))
