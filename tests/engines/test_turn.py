@@ -227,3 +227,25 @@ def test_progress_is_told_about_every_epoch(pair: Any, make_engine: Any) -> None
     )
     engine.train(Round(0, 2), {0: {}, 1: {}})
     assert told == [(0, "local", 0, 1), (1, "local", 0, 1)]
+
+
+def test_evaluation_may_be_rarer_than_rounds_and_changes_nothing_else(pair: Any, evaluations: list[int]) -> None:
+    """Every third of four rounds: the third, the last, and the closing visit; the same tensors as with all."""
+    method = FedAvg()
+    found = {}
+    for every in (1, 3):
+        task = replace(pair.task, rounds=4, evaluate_every=every)
+        client = build_client(method, task, pair.clients[0], pair.shards[0])
+        state = method.server_init(task, pair.clients[:1])
+        judged = []
+        for index in range(5):
+            rnd = Round(index, 4)
+            upload = take_turn(method, client, method.server_send(state, client.info, rnd), rnd)
+            judged.append({key for key in ("received.accuracy", "trained.accuracy") if key in upload.metrics})
+            state = method.server_round(state, pair.clients[:1], {0: upload}, rnd) if index < 4 else state
+        found[every] = (judged, state)
+    both = {"received.accuracy", "trained.accuracy"}
+    assert found[1][0] == [both] * 4 + [{"received.accuracy"}]
+    assert found[3][0] == [set(), set(), both, both, {"received.accuracy"}]
+    for name, tensor in found[1][1].items():
+        assert torch.equal(tensor, found[3][1][name]), name

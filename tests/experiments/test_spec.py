@@ -309,6 +309,12 @@ def test_a_file_may_be_partial_but_not_wrong() -> None:
             from_table(table, quickstart())
 
 
+def test_rare_evaluation_needs_everybody() -> None:
+    assert apply_overrides(quickstart(), {"evaluate_every": 5}).evaluate_every == 5
+    with pytest.raises(BadInput, match=r"^evaluate_every=5 with participation=0\.5: .*set one of them to 1$"):
+        apply_overrides(quickstart(), {"evaluate_every": 5, "participation": 0.5})
+
+
 def test_the_digest_is_of_results() -> None:
     spec = quickstart()
     assert spec.digest() == quickstart().digest()
@@ -320,6 +326,6 @@ def test_the_digest_is_of_results() -> None:
 def test_fields_that_came_later_leave_old_digests_alone() -> None:
     """A run that was made before them can be resumed."""
     assert quickstart("fedavg").digest() == "53fd1c0962fb642e78963578fb2ba10a935458fb0ce73ba8ca1d91cdf89937c4"
-    changed = {"frames_by": "time", "skip_damaged": True, "quantiser": "dorefa"}
+    changed = {"frames_by": "time", "skip_damaged": True, "quantiser": "dorefa", "evaluate_every": 2}
     assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == len(changed)
     assert LATER.keys() == changed.keys()

@@ -76,6 +76,7 @@ class Task:
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
+    evaluate_every: int = 1  # rounds
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
@@ -122,6 +123,10 @@ class Round:
     @property
     def closing(self) -> bool:
         return self.index >= self.total
+
+    def due(self, every: int) -> bool:
+        """Whether what is done every so many rounds is done now: always in the last round and in the closing visit."""
+        return self.closing or (self.index + 1) % every == 0 or self.index + 1 == self.total
 
     def cosine(self, start: float) -> float:
         return schedules.cosine(start, self.index, self.total)

@@ -92,8 +92,10 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
     whose = f"{client.info.label}, round {rnd.index}"
     payload.check(down, method.downloads(client.task, client.info), f"download to {whose}", method.partial)
     method.client_receive(client, payload.clone(down), rnd)
+    judged = rnd.due(client.task.evaluate_every)
+    received = evaluate_at("received", method, client) if judged else {}
     # An aggregate may be so bad that its loss overflows; that is a result, and local training may mend it.
-    metrics = {name: v for name, v in evaluate_at("received", method, client).items() if math.isfinite(v)}
+    metrics = {name: v for name, v in received.items() if math.isfinite(v)}
     upload = Upload()
     if not rnd.closing:
         # Nothing of ours draws from torch's own generator; a user's model may (dropout).
@@ -101,7 +103,7 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
             torch.manual_seed(seeds.seed(client.task.seed, "client", client.info.id, "round", rnd.index, "torch"))
             upload = method.client_round(client, rnd)
         payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}", method.partial)
-        trained = evaluate_at("trained", method, client)
+        trained = evaluate_at("trained", method, client) if judged else {}
         # The last update of a round has no loss after it that would show it went wrong.
         if bad := [name for name, value in trained.items() if not math.isfinite(value)]:
             raise Diverged(f"{whose}, evaluation: {bad[0]} is {trained[bad[0]]}; lower the learning rate")

@@ -35,6 +35,7 @@ class Spec:
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
     participation: float = 1.0  # share of clients drawn each round
+    evaluate_every: int = 1  # rounds; the last one always
     seed: int = 42
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
@@ -65,6 +66,11 @@ class Spec:
             raise BadInput(f"neuron.decay={self.neuron.decay} must be at most 1")
         if self.optimiser.momentum >= 1:
             raise BadInput(f"optimiser.momentum={self.optimiser.momentum} must be below 1")
+        if self.evaluate_every > 1 and self.participation < 1:
+            raise BadInput(
+                f"evaluate_every={self.evaluate_every} with participation={self.participation}: a client may never be "
+                f"drawn in a round that evaluates; set one of them to 1"
+            )
         parse_fleet(self.fleet, self.T)
 
     def digest(self) -> str:
@@ -78,7 +84,7 @@ class Spec:
 
 
 # Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
-LATER: Table = {"quantiser": "lsq", "frames_by": "count", "skip_damaged": False}
+LATER: Table = {"quantiser": "lsq", "frames_by": "count", "skip_damaged": False, "evaluate_every": 1}
 
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("train_per_class", 0, 10**9),
@@ -90,6 +96,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("epochs", 1, 10**4),
     ("batch_size", 1, 10**6),
     ("participation", 1e-6, 1),
+    ("evaluate_every", 1, 10**6),
     ("seed", 0, 2**63 - 1),
     ("feature_dim", 1, 65536),
     ("threads", 0, 4096),

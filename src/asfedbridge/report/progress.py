@@ -57,14 +57,16 @@ class Progress:
         means = group_means(records)
         closing = records[0]["round"] >= self.total
         point = "received" if closing else "trained"
-        groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means[f"{point}.accuracy"]).items())
+        groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means.get(f"{point}.accuracy", {})).items())
         bridge = means.get("received.bridge_accuracy")
         beside = f"  Bridge {bridge['all']:6.2f}" if bridge else ""
         self.next_round = records[0]["round"] + 1
         self.played += 1
         width = len(str(self.total))
         name = "closing visit" if closing else f"round {self.next_round:{width}d}/{self.total}"
-        self._line(f"{name}  accuracy {groups}{beside}  {'' if closing else self._left()}".rstrip())
+        self._line(
+            f"{name}  {'accuracy ' if groups else ''}{groups}{beside}  {'' if closing else self._left()}".rstrip()
+        )
 
     def _left(self) -> str:
         if not self.played:
