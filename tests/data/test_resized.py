@@ -36,8 +36,6 @@ def normalise(x: Tensor) -> Tensor:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
         monkeypatch.setattr(resized, "installed", lambda package: False)
-    else:
-        pytest.importorskip("numba")
     return str(request.param)
 
 
@@ -72,7 +70,6 @@ def test_evaluation_resizes_and_cuts_the_centre(path: str, side: int, size: int,
 
 
 def test_both_paths_agree_on_grey_images() -> None:
-    pytest.importorskip("numba")
     from asfedbridge.data.resample import resample
 
     x, boxes, flips = random_images(9, 31, channels=1), draw_boxes(9, 31, seeded()), torch.arange(9) % 2 == 0

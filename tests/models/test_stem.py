@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
-from asfedbridge.models import neuron, paths
+from asfedbridge.models import neuron
 from asfedbridge.models.composed import build_composed
 from asfedbridge.models.neuron import lif_reference
 from asfedbridge.models.zoo import build_backbone, build_bridge
@@ -58,8 +58,6 @@ def test_an_snns_start_is_the_plain_reference(
     """Spikes and the stem's gradient, with machine code and without."""
     if path == "torch":
         monkeypatch.setattr(neuron, "path_of", lambda x: "torch")
-    elif paths.path_of(torch.empty(0)) != "numba":
-        pytest.skip("no numba")
     model = build_backbone(replace(task, image_size=128), info("snn", width=0.25, T=3))
     x, weight = images(2, size=128), images(6, 16, 32, seed=1)
     spikes = model.enter(x)

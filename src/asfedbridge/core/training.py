@@ -1,5 +1,6 @@
 """The local epoch loop, once for every method and every model."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -13,12 +14,12 @@ from asfedbridge.core.protocol import Client, Output, Round
 Terms = dict[str, Tensor]  # weighted terms of a loss by name; their sum is minimised
 
 
-class Bounded(nn.Module):
+class Bounded(nn.Module, ABC):
     """A layer whose own tensors must stay within bounds: put back after every step, and never decayed."""
 
+    @abstractmethod
     def bound(self) -> None:
         """Change the tensors in place; called without gradients."""
-        raise NotImplementedError
 
 
 class Step(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.arrays import class_names, labels, read_arrays
+from asfedbridge.data.arrays import UNREADABLE, class_names, labels, read_arrays
 from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.decoded import refusal
 from asfedbridge.data.events import Events
@@ -25,7 +25,7 @@ def holds_events(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return {"t", "offsets"} <= set(np.load(file, allow_pickle=False).files)
-    except Exception:
+    except (*UNREADABLE, AttributeError):  # a single array has no names
         return False
 
 

@@ -58,18 +58,12 @@ class _Sign(torch.autograd.Function):
         return _passed(grad, x, -BEYOND_ONE, BEYOND_ONE)
 
 
-class _ScaledSign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        scale = weight.abs().mean(dim=(1, 2, 3), keepdim=True)
-        ctx.save_for_backward(weight)
-        return _sign(weight).mul_(scale)
+class _ScaledSign(_Sign):
+    """Signs of a weight with a scale for each output channel; backward as if there were none."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (weight,) = ctx.saved_tensors
-        return _passed(grad, weight, -BEYOND_ONE, BEYOND_ONE)
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return _Sign.forward(ctx, weight).mul_(weight.abs().mean(dim=(1, 2, 3), keepdim=True))
 
 
 class _Lsq(torch.autograd.Function):
