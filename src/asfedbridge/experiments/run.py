@@ -216,5 +216,7 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
             "wall_seconds": time.perf_counter() - begin,
         },
     )
+    for entry, shard in zip(summary["clients"], setting.shards, strict=True):
+        entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
     folder.write_summary(summary)
     return summary
