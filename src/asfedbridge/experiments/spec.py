@@ -177,7 +177,8 @@ def _as_table(value: Any, key: str) -> Mapping[str, Any]:
 
 
 def _coerced(cls: type, table: Mapping[str, Any], prefix: str) -> Table:
-    hints = {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
+    known = get_type_hints(cls)
+    hints = {f.name: known[f.name] for f in dataclasses.fields(cls)}
     values: Table = {}
     for key, value in table.items():
         if key not in hints:
