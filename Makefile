@@ -19,14 +19,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the same shards, compare them
+demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the same shards, compare them in a report
 	@rm -rf $(DEMO) && mkdir -p $(DEMO)
 	@set -e; \
 	 $(BIN)/asfedbridge run method=standalone --out $(DEMO)/standalone >$(DEMO)/standalone.log 2>&1 & \
 	 beside=$$!; trap 'kill $$beside 2>/dev/null || true' EXIT; \
 	 $(BIN)/asfedbridge run --out $(DEMO)/as-fedbridge; \
 	 echo; echo "waiting for Standalone, which trains beside it ..."; wait $$beside; \
-	 echo; $(BIN)/asfedbridge report $(DEMO)
+	 echo; $(BIN)/asfedbridge report $(DEMO) --out $(DEMO)/report.html
 
 test: $(VENV)/.installed-dev ## install and run all tests
 	$(BIN)/python -m pytest

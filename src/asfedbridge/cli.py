@@ -91,8 +91,10 @@ def build_parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--dry-run", action="store_true", help="list the runs with an estimate of time and memory")
     _add_data_root(reproduce)
 
-    report = commands.add_parser("report", help="compare finished runs in one table")
+    report = commands.add_parser("report", help="compare finished runs: a table, a page, figures")
     report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of them")
+    report.add_argument("--out", type=Path, metavar="FILE.html", help="write a page that opens from disk, too")
+    report.add_argument("--figures", type=Path, metavar="DIR", help="write figures as PNG and SVG, too")
     report.add_argument("--markdown", action="store_true", help="print Markdown")
     report.add_argument("--json", action="store_true", help="print the summaries as JSON")
 
@@ -271,6 +273,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     from asfedbridge.experiments.costs import paper_costs
     from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
     from asfedbridge.report.cost_tables import beside_paper
+    from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
     from asfedbridge.report.reproduction import collect, render, rows_to_csv, to_csv, to_latex
 
@@ -301,8 +304,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
     plain = to_csv(results) if cells else rows_to_csv(measured[0][1])
     for suffix, text in (("md", page), ("csv", plain), ("tex", to_latex(experiment, results, measured))):
         write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
+    write_experiment(out / f"{experiment.name}.html", experiment, results, args.seeds, command, measured)
     print(page, end="")
-    _tell(f"written to {out / experiment.name}.md, .csv and .tex")
+    _tell(f"written to {out / experiment.name}.html, .md, .csv and .tex")
     return FAILED if failures else DONE
 
 
@@ -318,6 +322,18 @@ def command_report(args: argparse.Namespace) -> int:
         print(json.dumps(summaries))
     else:
         print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
+    if args.out or args.figures:
+        from asfedbridge.report.page import Lead, write_page
+        from asfedbridge.report.runs import gather
+
+        runs = gather(args.folders)
+        if args.out:
+            write_page(args.out, runs, Lead(command=shlex.join(["asfedbridge", *args.words])), args.folders)
+            _tell(f"report: {args.out}")
+        if args.figures:
+            from asfedbridge.report.figures import draw_figures
+
+            _tell(f"figures: {draw_figures(runs, args.figures)} files in {args.figures}")
     return DONE
 
 

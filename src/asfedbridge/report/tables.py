@@ -64,7 +64,12 @@ def client_rows(summary: dict[str, Any]) -> Rows:
 
 def find_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Summaries of all finished runs in these folders and below them, in order of path."""
-    found = []
+    return list(find_runs(folders).values())
+
+
+def find_runs(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """The same, by run folder; a run that is found twice is there once."""
+    found: dict[Path, dict[str, Any]] = {}
     for folder in folders:
         if not folder.is_dir():
             raise BadInput(f"{folder}: there is no such folder")
@@ -74,7 +79,7 @@ def find_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
                 run_rows([summary])
             except (KeyError, TypeError, AttributeError, ValueError):
                 raise BadInput(f"{file}: is not the summary of a run; remove it or name other folders") from None
-            found.append(summary)
+            found.setdefault(file.parent, summary)
     if not found:
         raise BadInput(f"{', '.join(map(str, folders))}: no finished run here (no summary.json)")
     return found

@@ -1,0 +1,54 @@
+"""Curves of a run over its rounds, from its records."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from asfedbridge.core.payload import MB
+from asfedbridge.experiments.records import Record, ordered
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Over rounds played: accuracy in percent at the point the method is judged at, and MB since the start."""
+
+    groups: dict[str, Points] = field(default_factory=dict)
+    clients: dict[int, Points] = field(default_factory=dict)
+    bridge: Points = field(default_factory=list)
+    traffic: dict[str, Points] = field(default_factory=dict)
+
+
+def trace(records: Iterable[Record], point: str, rounds: int) -> Curves:
+    """Curves of a run. Who did not take part counts with its newest accuracy, as in the summary."""
+    by_round: dict[int, list[Record]] = {}
+    for record in records:
+        by_round.setdefault(record["round"], []).append(record)
+    curves, newest, kinds = Curves(), dict[int, float](), dict[int, str]()
+    bridges: dict[int, float] = {}
+    up = down = 0
+    for index, played in sorted(by_round.items()):
+        x = float(index + (point == "trained"))  # at `received` nothing of this round has happened yet
+        seen = {r["client"]: float(r[f"{point}.accuracy"]) for r in played if f"{point}.accuracy" in r}
+        newest |= seen
+        kinds |= {r["client"]: r["kind"] for r in played}
+        for client, accuracy in seen.items():
+            curves.clients.setdefault(client, []).append((x, accuracy))
+        if seen:
+            values: dict[str, list[float]] = {}
+            for client, accuracy in newest.items():
+                for group in (kinds[client], "all"):
+                    values.setdefault(group, []).append(accuracy)
+            for group, accuracies in ordered({g: sum(v) / len(v) for g, v in values.items()}).items():
+                curves.groups.setdefault(group, []).append((x, accuracies))
+        bridges |= {r["client"]: float(r[key]) for r in played if (key := "received.bridge_accuracy") in r}
+        if bridges:
+            curves.bridge.append((float(index), sum(bridges.values()) / len(bridges)))
+        up += sum(r["uplink_bytes"] for r in played)
+        down += sum(r["downlink_bytes"] for r in played)
+        for direction, total in (("up", up), ("down", down)):
+            curves.traffic.setdefault(direction, [(0.0, 0.0)])
+            if index >= rounds and len(curves.traffic[direction]) > 1:
+                curves.traffic[direction].pop()  # the closing visit ends the last round
+            curves.traffic[direction].append((float(min(index + 1, rounds)), total / MB))
+    return curves

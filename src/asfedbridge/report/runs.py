@@ -1,0 +1,118 @@
+"""What a report knows of a run: all that its folder holds, ready to be shown."""
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.experiments.analyse import FILE as ANALYSIS
+from asfedbridge.experiments.analyse import FORMAT
+from asfedbridge.experiments.lookup import find_cell
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.store import ENV, SPEC, SUMMARY, read_rounds, read_spec
+from asfedbridge.report.curves import Curves, trace
+from asfedbridge.report.tables import find_runs, run_rows
+
+COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
+Table = dict[str, Any]
+# Not part of what a run is, or in a column of its own.
+ASIDE = ("seed", "data", "partition", "alpha", "holdout", "method.name", "checkpoint_every", "snapshot_every")
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    summary: Table
+    specification: str  # as TOML
+    fields: Table  # of the specification, dotted
+    environment: Table
+    curves: Curves
+    analysis: Table | None
+    costs: Table | None
+    reported: Mapping[str, float]  # by the paper, for this cell
+    cell: str  # its place in the paper's tables
+
+    @property
+    def split(self) -> str:
+        return run_rows([self.summary])[1][2]
+
+    @property
+    def data(self) -> str:
+        return run_rows([self.summary])[1][1]
+
+
+def gather(folders: Sequence[Path], reported: Mapping[Path, Mapping[str, float]] | None = None) -> list[Run]:
+    """Every finished run in these folders and below. ``reported``: the paper's values, where a caller knows them."""
+    return [_read(folder, summary, (reported or {}).get(folder)) for folder, summary in find_runs(folders).items()]
+
+
+def count_unfinished(folders: Sequence[Path]) -> int:
+    specs = {file.parent for folder in folders for file in folder.rglob(SPEC)}
+    return sum(not (folder / SUMMARY).exists() for folder in specs)
+
+
+def describe_settings(runs: Sequence[Run]) -> list[str]:
+    """For each run, what sets it apart from the others on its data: fields that vary, unless as in most of them."""
+    counts: dict[tuple[str, ...], Counter[str]] = {}
+    for run in runs:
+        for key, value in run.fields.items():
+            counts.setdefault(_peers(run, key), Counter())[repr(value)] += 1
+    texts = []
+    for run in runs:
+        differing = []
+        for key, value in run.fields.items():
+            among = counts[_peers(run, key)]
+            if key not in ASIDE and len(among) > 1 and 2 * among[repr(value)] <= among.total():
+                differing.append(f"{key.removeprefix('method.')}={_plain(value)}")
+        texts.append(", ".join(differing))
+    return texts
+
+
+def _peers(run: Run, key: str) -> tuple[str, ...]:
+    """Whom a field can be compared with: a method's own only among its runs."""
+    return run.summary["data"], run.summary["method"] if key.startswith("method.") else "", key
+
+
+def _read(folder: Path, summary: Table, reported: Mapping[str, float] | None) -> Run:
+    file = folder / SPEC
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    try:
+        fields = _flatten(tomllib.loads(text))
+        curves = trace(read_rounds(folder), summary["point"], summary["rounds"])
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
+    place = None
+    try:
+        spec = read_spec(folder, quickstart())
+        place = find_cell(spec) if spec else None
+    except BadInput:
+        pass  # a model of somebody's own, or a field of another version: no cell of the paper
+    cell = f"{place.experiment}: {place.cell.row}, {place.cell.column}; this run: {place.scale} scale" if place else ""
+    found = reported if reported is not None else place.cell.reported if place else {}
+    analysis = _read_json(folder / ANALYSIS)
+    if analysis and analysis.get("format") != FORMAT:
+        analysis = None
+    environment, costs = _read_json(folder / ENV) or {}, _read_json(folder / COSTS)
+    return Run(folder, summary, text, fields, environment, curves, analysis, costs, found, cell)
+
+
+def _read_json(file: Path) -> Table | None:
+    try:
+        return dict(json.loads(file.read_bytes())) if file.exists() else None
+    except (ValueError, TypeError):
+        raise BadInput(f"{file}: is not a JSON object; remove it or make it again") from None
+
+
+def _flatten(table: Table, prefix: str = "") -> Table:
+    flat: Table = {}
+    for key, value in table.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
