@@ -245,6 +245,27 @@ def test_a_report_of_two_runs(finished: Any, tmp_path: Path, capsys: Any) -> Non
     assert [s["method"] for s in json.loads(capsys.readouterr().out)] == ["as-fedbridge", "standalone"]
 
 
+def test_a_report_as_a_page_and_as_figures(finished: Any, tmp_path: Path, capsys: Any) -> None:
+    summary = json.loads((finished[0] / "summary.json").read_text())
+    words = ["report", str(finished[0]), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
+    assert cli.main([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == [summary]
+    assert f"report: {tmp_path / 'page.html'}" in err
+    page = (tmp_path / "page.html").read_text()
+    assert f">{summary['accuracy']['all']:.2f}<" in page
+    assert "Shards:" in page
+    figures = list((tmp_path / "figures" / "run").iterdir())
+    assert {f.suffix for f in figures} == {".png", ".svg"}
+    assert f"figures: {len(figures)} files" in err
+
+
+def test_the_summary_says_who_holds_which_class(finished: Any) -> None:
+    clients = json.loads((finished[0] / "summary.json").read_text())["clients"]
+    assert [sum(c["labels"]) for c in clients] == [c["train"] for c in clients]
+    assert [sum(column) for column in zip(*(c["labels"] for c in clients), strict=True)] == [4] * 10
+
+
 @pytest.mark.parametrize("recipe", ["quickstart", "cpu", "paper"])
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_recipe_can_be_shown_for_every_method(recipe: str, method: str, capsys: Any) -> None:

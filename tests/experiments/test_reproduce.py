@@ -122,6 +122,10 @@ def test_stopped_at_any_moment_the_same_command_goes_on(tmp_path: Path, how: sig
     whole, stopped = ((tmp_path / name / "main.csv").read_text() for name in ("whole", "stopped"))
     assert whole == stopped
     assert whole.count("\n") > 3
+    page = (tmp_path / "whole" / "main.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "asfedbridge reproduce main --scale smoke" in page
+    assert all(f">{method}</h3>" in page for method in ("standalone", "fedavg"))
 
 
 def test_states_and_widths(tmp_path: Path) -> None:
