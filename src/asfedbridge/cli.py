@@ -268,14 +268,13 @@ def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
     from asfedbridge.data.sources import data_root
-    from asfedbridge.engines.files import write_atomic
     from asfedbridge.experiments.catalogue import Bench, find_experiment, select
     from asfedbridge.experiments.costs import paper_costs
     from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
     from asfedbridge.report.cost_tables import beside_paper
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
-    from asfedbridge.report.reproduction import collect, render, rows_to_csv, to_csv, to_latex
+    from asfedbridge.report.reproduction import collect
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
@@ -300,11 +299,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     if experiment.analysis:
         known = measure(jobs, data_root(args.data_root), _tell)
         measured = measure_tables(experiment, cells, args.seeds, out, known)
-    page = render(experiment, results, command, measured)
-    plain = to_csv(results) if cells else rows_to_csv(measured[0][1])
-    for suffix, text in (("md", page), ("csv", plain), ("tex", to_latex(experiment, results, measured))):
-        write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
-    write_experiment(out / f"{experiment.name}.html", experiment, results, args.seeds, command, measured)
+    page = write_experiment(out, experiment, results, args.seeds, command, measured)
     print(page, end="")
     _tell(f"written to {out / experiment.name}.html, .md, .csv and .tex")
     return FAILED if failures else DONE

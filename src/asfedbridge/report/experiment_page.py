@@ -1,25 +1,45 @@
-"""The page of a reproduced experiment: its tables beside the paper's, then every run of it."""
+"""The files of a reproduced experiment: its tables beside the paper's in four formats, and every run on the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from asfedbridge.engines.files import write_atomic
 from asfedbridge.experiments.catalogue import Experiment
 from asfedbridge.experiments.reproduce import job_of
 from asfedbridge.report.page import Lead, write_page
-from asfedbridge.report.reproduction import Result, tables
+from asfedbridge.report.reproduction import Result, render, rows_to_csv, tables, to_csv, to_latex
 from asfedbridge.report.runs import gather
 from asfedbridge.report.tables import Rows
 
 
 def write_experiment(
-    file: Path,
+    out: Path,
     experiment: Experiment,
     results: Sequence[Result],
     seeds: Sequence[int],
     command: str,
     measured: Sequence[tuple[str, Rows]] = (),
+) -> str:
+    """NAME.md, .csv, .tex and .html in ``out``, where the runs are; returns the Markdown.
+
+    ``measured`` are tables of analyses; an experiment without runs has nothing else.
+    """
+    markdown = render(experiment, results, command, measured)
+    table = to_csv(results) if results else rows_to_csv(measured[0][1])
+    for suffix, text in (("md", markdown), ("csv", table), ("tex", to_latex(experiment, results, measured))):
+        write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
+    _write_page(out / f"{experiment.name}.html", experiment, results, seeds, command, measured)
+    return markdown
+
+
+def _write_page(
+    file: Path,
+    experiment: Experiment,
+    results: Sequence[Result],
+    seeds: Sequence[int],
+    command: str,
+    measured: Sequence[tuple[str, Rows]],
 ) -> None:
-    """``measured`` are tables of analyses. Runs are sought beside the page, where `reproduce` plays them."""
     reported: dict[Path, dict[str, float]] = {}
     for result in results:
         for seed in seeds:
