@@ -55,6 +55,7 @@ def cpu(method: str = "as-fedbridge") -> Spec:
 # (docs/results.md); methods that are not named here were best, or were run, with the constants of their papers.
 TUNED: dict[str, dict[str, float]] = {
     "fedproto": {"lambda_proto": 0.1},
+    "fedtgp": {"lambda_proto": 10.0},
     "mh-pflid": {
         "lambda_inject_messenger": 0.05,
         "lambda_inject_local": 0.95,
