@@ -144,7 +144,8 @@ def _environment(environment: Table) -> Rows:
     def text(value: Any) -> str:
         return value if isinstance(value, str) else json.dumps(value)
 
-    return [["", "value"], *([key, text(value)] for key, value in environment.items())]
+    shown = {key: value for key, value in environment.items() if key != "command"}  # it stands above, as it was typed
+    return [["", "value"], *([key, text(value)] for key, value in shown.items())]
 
 
 def _folded(title: str, content: Markup) -> Markup:
