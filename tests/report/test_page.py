@@ -98,6 +98,7 @@ def test_all_that_was_asked_for_is_there(run: Any) -> None:
     assert "asfedbridge run cpu seed=1" in page.text
     assert 'name = "as-fedbridge"' in page.text  # the specification
     assert "torch" in page.text  # the environment
+    assert "/own/place" not in page.text  # where the program lies is nobody else's business
     assert "Paper: main: as-fedbridge, cifar10; this run: cpu scale." in page.text
 
 
