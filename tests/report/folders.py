@@ -43,7 +43,8 @@ def make_run(folder: Path, spec: Spec, level: float = 60.0, classes: int = 10) -
     (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "spec.toml").write_text(write_toml(spec))
-    (folder / "env.json").write_text(json.dumps(environment(spec) | {"command": ["/own/place/x", "run", "cpu", "seed=1"]}))
+    typed = {"command": ["/own/place/x", "run", "cpu", "seed=1"]}
+    (folder / "env.json").write_text(json.dumps(environment(spec) | typed))
     assert summary["point"] == point
     return summary
 
