@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import asfedbridge.methods  # noqa: F401  registers every method
-from asfedbridge.core import payload
+from asfedbridge.core import compression, payload
 from asfedbridge.core.protocol import METHODS, ClientInfo, Round, Task
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.loader import Shard, make_shards
@@ -63,3 +63,28 @@ def test_a_round_at_full_width(shards: list[Shard], name: str) -> None:
         assert all(size <= 9.01 for size in received)
     else:
         assert [f"{size:.2f}" for size in received] == [PAPER[name]] * 2
+
+
+# MB up by codec: half, and a quarter with a scale for each tensor.
+COMPRESSED = {
+    "as-fedbridge": ("3.93", "1.96", "0.98"),
+    "fedavg": ("43.20", "21.60", "10.80"),
+    "fedfree": ("18.00", "9.00", "4.50"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(COMPRESSED))
+def test_compressed_payloads_at_full_width(name: str) -> None:
+    """Declared sizes are those of real encoded tensors, here without memory."""
+    for codec, megabytes in zip(compression.DTYPES, COMPRESSED[name], strict=True):
+        task = Task(classes=100, channels=3, image_size=32, compress=codec)
+        for client in FLEET:
+            most = METHODS[name]().largest_upload(task, client)
+            assert f"{most / payload.MB:.2f}" == megabytes
+            if name != "fedfree":  # sends some of what it declares
+                shapes = METHODS[name]().uploads(task, client)
+                with torch.device("meta"):
+                    like = {key: torch.empty(shape, dtype=compression.DTYPES[codec]) for key, shape in shapes.items()}
+                scales = {compression.SCALES: torch.empty(len(shapes))} if codec == "int8" else {}
+                assert payload.size_in_bytes(like | scales) == most
+                assert METHODS[name]().largest_download(task, client) == most

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core import schedules, seeds
-from asfedbridge.core.payload import Payload, Shapes, clone, declared_bytes
+from asfedbridge.core.compression import Codec, encoded_bytes
+from asfedbridge.core.payload import Payload, Shapes, clone
 
 Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
 Point = Literal["received", "trained"]  # after the download, after local training
@@ -81,6 +82,7 @@ class Task:
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
+    compress: Codec = "none"  # how payloads are rounded for the wire, both ways
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
 
@@ -164,7 +166,10 @@ Watch = Callable[[str, int, int, dict[str, float]], None]  # stage, epoch, epoch
 
 
 class Client:
-    """The private side: models, momentum and data. ``state_dict()`` is all that survives between rounds."""
+    """The private side: models, momentum, what rounding of uploads left over, and data.
+
+    ``state_dict()`` is all that survives between rounds.
+    """
 
     def __init__(
         self, info: ClientInfo, task: Task, backbone: nn.Module, shard: Shard, device: torch.device | str = "cpu"
@@ -175,6 +180,7 @@ class Client:
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
+        self.residual: Payload = {}  # what compression took from uploads so far: added to the next one
         self.watch: Watch | None = None
         self.evaluated: dict[str, tuple[int, dict[str, float]]] = {}  # the engine's cache, not part of the state
         self._layers: dict[str, list[nn.Module]] = {}
@@ -213,15 +219,18 @@ class Client:
             state |= {f"module/{name}/{key}": t for key, t in module.state_dict().items()}
         for name, buffers in self.momentum.items():
             state |= {f"momentum/{name}/{key}": t for key, t in buffers.items()}
+        state |= {f"residual/upload/{key}": t for key, t in self.residual.items()}
         return clone(state)
 
     def load_state_dict(self, state: Payload) -> None:
-        self.momentum = {}
+        self.momentum, self.residual = {}, {}
         modules: dict[str, Payload] = {name: {} for name in self.modules}
         for key, tensor in state.items():
             part, name, rest = key.split("/", 2)
             if part == "module":
                 modules[name][rest] = tensor
+            elif part == "residual":
+                self.residual[rest] = tensor.clone()
             else:
                 self.momentum.setdefault(name, {})[rest] = tensor.to(self.device, copy=True)
         for name, tensors in modules.items():
@@ -239,6 +248,9 @@ class Method(ABC):
     name: ClassVar[str]
     reports: ClassVar[Point] = "trained"  # the evaluation point that tables show
     partial: ClassVar[bool] = False  # a payload may be any part of what is declared: owned classes, chosen layers
+    continues: ClassVar[bool] = (
+        False  # an upload is the download, trained on: tensors of one name are one running state
+    )
     pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
@@ -258,11 +270,11 @@ class Method(ABC):
 
     def largest_upload(self, task: Task, client: ClientInfo) -> int:
         """Bytes that leave this client in a round, at most."""
-        return declared_bytes(self.uploads(task, client))
+        return encoded_bytes(self.uploads(task, client), task.compress)
 
     def largest_download(self, task: Task, client: ClientInfo) -> int:
         """Bytes that are sent to this client in a round, at most."""
-        return declared_bytes(self.downloads(task, client))
+        return encoded_bytes(self.downloads(task, client), task.compress)
 
     def client_init(self, client: Client) -> None:
         """Add private modules to a new client."""

@@ -16,6 +16,7 @@ from asfedbridge.models.zoo import bridge_of, build_bridge, outline_bridge
 class BridgeSharing(Method):
     """Body up and down, the head with it unless it is personal; mean by shard size or uniform."""
 
+    continues: ClassVar[bool] = True
     module: ClassVar[str]  # the network's name on a client
     weights: Literal["size", "uniform"] = "size"
     personal_head: bool

@@ -44,6 +44,7 @@ V = TypeVar("V")
 @dataclass(frozen=True)
 class FedAvg(Method):
     reports: ClassVar[Point] = "received"
+    continues: ClassVar[bool] = True
     bn_buffers: Literal["local", "averaged"] = "local"
 
     def group(self, client: ClientInfo) -> str:

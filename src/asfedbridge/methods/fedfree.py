@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core import payload, responses, seeds
+from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.entropy import entropy_gain
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, Payload, Shapes
@@ -95,10 +96,11 @@ class FedFree(Method):
 
     def largest_upload(self, task: Task, client: ClientInfo) -> int:
         layers = by_layer(self.uploads(task, client)).values()
-        return sum(sorted(payload.declared_bytes(parts) for parts in layers)[-self.k :])
+        return sum(sorted(encoded_bytes(parts, task.compress) for parts in layers)[-self.k :])
 
     def largest_download(self, task: Task, client: ClientInfo) -> int:
-        return max(payload.declared_bytes(parts) for parts in by_layer(self.downloads(task, client)).values())
+        layers = by_layer(self.downloads(task, client)).values()
+        return max(encoded_bytes(parts, task.compress) for parts in layers)
 
     # client side
 

@@ -47,6 +47,7 @@ from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, block_si
 @dataclass(frozen=True)
 class SFedHIFI(Method):
     reports: ClassVar[Point] = "received"
+    continues: ClassVar[bool] = True
     bn_buffers: Literal["local", "averaged"] = "local"
     weights: Literal["uniform", "size"] = "uniform"  # of clients in a mean; widths always count alike
     snn_loss: Literal["task", "tet"] = "task"
