@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.core import payload, seeds
+from asfedbridge.core import compression, payload, seeds
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Shard, Task, Upload
@@ -87,16 +87,18 @@ def _memory(tensor: Tensor) -> Any:
 
 
 def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:
-    """What one client does in one round; the closing visit ends after ``received``."""
+    """What one client does in one round; the closing visit ends after ``received``. Payloads are as on the wire."""
     begin = time.perf_counter()
     whose = f"{client.info.label}, round {rnd.index}"
-    payload.check(down, method.downloads(client.task, client.info), f"download to {whose}", method.partial)
+    codec, declared = client.task.compress, method.downloads(client.task, client.info)
+    down = compression.decode(down, declared, codec, f"download to {whose}", method.partial)
     method.client_receive(client, payload.clone(down), rnd)
     judged = rnd.due(client.task.evaluate_every)
     received = evaluate_at("received", method, client) if judged else {}
     # An aggregate may be so bad that its loss overflows; that is a result, and local training may mend it.
     metrics = {name: v for name, v in received.items() if math.isfinite(v)}
     upload = Upload()
+    sent: Payload = {}
     if not rnd.closing:
         # Nothing of ours draws from torch's own generator; a user's model may (dropout).
         with torch.random.fork_rng(devices=[]):
@@ -108,5 +110,9 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
         if bad := [name for name, value in trained.items() if not math.isfinite(value)]:
             raise Diverged(f"{whose}, evaluation: {bad[0]} is {trained[bad[0]]}; lower the learning rate")
         metrics |= trained
+        start = down if method.continues else {}
+        sent, client.residual = compression.shrink_upload(
+            upload.payload, start, client.residual, codec, f"upload of {whose}"
+        )
     seconds = time.perf_counter() - begin
-    return Upload(payload.clone(upload.payload), upload.metrics | metrics | {"seconds": seconds})
+    return Upload(payload.clone(sent), upload.metrics | metrics | {"seconds": seconds})

@@ -1,11 +1,13 @@
 """The rounds of a run: once, for every method and every engine."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from asfedbridge.core import payload, seeds
+from asfedbridge.core import compression, payload, seeds
+from asfedbridge.core.compression import Codec
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
 
@@ -43,13 +45,17 @@ AfterRound = Callable[[Round, Sequence[ClientInfo], Mapping[int, int], Mapping[i
 class Downloads(Mapping[int, Payload]):
     """What the server sends in a round, by client: each made when it is asked for, none kept, bytes counted."""
 
-    def __init__(self, method: Method, state: Payload, rnd: Round, clients: Sequence[ClientInfo]) -> None:
-        self._method, self._state, self._round = method, state, rnd
+    def __init__(
+        self, method: Method, state: Payload, rnd: Round, clients: Sequence[ClientInfo], codec: Codec = "none"
+    ) -> None:
+        self._method, self._state, self._round, self._codec = method, state, rnd, codec
         self._clients = {c.id: c for c in clients}
         self.sizes: dict[int, int] = {}
 
     def __getitem__(self, client: int) -> Payload:
-        down = self._method.server_send(self._state, self._clients[client], self._round)
+        to = self._clients[client]
+        down = self._method.server_send(self._state, to, self._round)
+        down = compression.encode(down, self._codec, f"download to {to.label}, round {self._round.index}")
         self.sizes[client] = payload.size_in_bytes(down)
         return down
 
@@ -78,18 +84,24 @@ def draw(clients: Sequence[ClientInfo], participation: float, run_seed: int, rnd
     return [clients[i] for i in sorted(chosen)]
 
 
+def open_upload(method: Method, task: Task, state: Payload, client: ClientInfo, up: Upload, rnd: Round) -> Upload:
+    """An upload as the method made it, past the guard."""
+    whose, declared = f"upload of {client.label}, round {rnd.index}", method.uploads(task, client)
+    start = method.server_send(state, client, rnd) if method.continues and task.compress != "none" else {}
+    opened = compression.restore_upload(up.payload, start, declared, task.compress, whose, method.partial)
+    return replace(up, payload=opened)
+
+
 def play_round(
     method: Method, task: Task, engine: Engine, state: Payload, rnd: Round, participants: Sequence[ClientInfo]
 ) -> tuple[Payload, dict[int, int], dict[int, Upload]]:
-    """One round: send, train, check, aggregate. Returns the next server state, bytes sent and uploads."""
-    downs = Downloads(method, state, rnd, participants)
+    """One round: send, train, check, aggregate. Returns the next server state, bytes sent and uploads as they came."""
+    downs = Downloads(method, state, rnd, participants, task.compress)
     replies = engine.train(rnd, downs)
     ups = {c.id: replies[c.id] for c in participants}  # id order, whatever order they came in
     if not rnd.closing:
-        for c in participants:
-            whose = f"upload of {c.label}, round {rnd.index}"
-            payload.check(ups[c.id].payload, method.uploads(task, c), whose, method.partial)
-        state = method.server_round(state, participants, ups, rnd)
+        opened = {c.id: open_upload(method, task, state, c, ups[c.id], rnd) for c in participants}
+        state = method.server_round(state, participants, opened, rnd)
     return state, downs.sizes, ups
 
 
