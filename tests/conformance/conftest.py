@@ -238,6 +238,16 @@ def federation(setting: Setting) -> Federation:
 
 
 @pytest.fixture(scope="session")
+def federations(setting: Setting, federation: Federation) -> dict[str, Federation]:
+    """By how payloads are compressed."""
+    found = {"none": federation}
+    for codec in ("fp16", "int8"):
+        task = dataclasses.replace(setting.task, compress=codec)
+        found[codec] = Federation(dataclasses.replace(setting, task=task))
+    return found
+
+
+@pytest.fixture(scope="session")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """The other families, one client each."""
     fleet = "vgg9@0.125:ann,vgg11@0.125:snn,mobilenet@0.125:snn,resnet18-sew@0.125:ann,resnet18-ms@0.125:snn"

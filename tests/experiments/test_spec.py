@@ -315,6 +315,12 @@ def test_rare_evaluation_needs_everybody() -> None:
         apply_overrides(quickstart(), {"evaluate_every": 5, "participation": 0.5})
 
 
+def test_compression_refuses_averaged_statistics() -> None:
+    assert apply_overrides(quickstart("fedavg"), {"compress": "int8"}).compress == "int8"
+    with pytest.raises(BadInput, match=r"^compress=int8 with method\.bn_buffers=averaged: .*\(none, local\)$"):
+        apply_overrides(quickstart("fedavg"), {"compress": "int8", "method.bn_buffers": "averaged"})
+
+
 def test_the_digest_is_of_results() -> None:
     spec = quickstart()
     assert spec.digest() == quickstart().digest()
@@ -326,6 +332,12 @@ def test_the_digest_is_of_results() -> None:
 def test_fields_that_came_later_leave_old_digests_alone() -> None:
     """A run that was made before them can be resumed."""
     assert quickstart("fedavg").digest() == "53fd1c0962fb642e78963578fb2ba10a935458fb0ce73ba8ca1d91cdf89937c4"
-    changed = {"frames_by": "time", "skip_damaged": True, "quantiser": "dorefa", "evaluate_every": 2}
+    changed = {
+        "frames_by": "time",
+        "skip_damaged": True,
+        "quantiser": "dorefa",
+        "evaluate_every": 2,
+        "compress": "fp16",
+    }
     assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == len(changed)
     assert LATER.keys() == changed.keys()

@@ -33,7 +33,8 @@ class Spikes(NamedTuple):
 
 def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[ClientInfo]]:
     """The task and clients of a specification for images of a given shape: no data are read."""
-    shared = {name: getattr(spec, name) for name in ("epochs", "batch_size", "feature_dim", "projector", "quantiser")}
+    names = ("epochs", "batch_size", "feature_dim", "projector", "quantiser", "compress")
+    shared = {name: getattr(spec, name) for name in names}
     task = Task(classes, channels, spec.image_size or 32, **shared)
     clients = parse_fleet(spec.fleet, spec.T)
     for client in clients:

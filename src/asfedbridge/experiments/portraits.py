@@ -15,7 +15,7 @@ from torch import Tensor
 from asfedbridge.analysis.features import read_features
 from asfedbridge.analysis.gradients import Cosines, cosines, probe_gradient
 from asfedbridge.analysis.rates import rate_histograms
-from asfedbridge.core import payload
+from asfedbridge.core import compression, payload
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, ClientInfo, Point, Round
 from asfedbridge.engines import files
@@ -110,7 +110,10 @@ def rebuild(
     for info in clients:
         client = host.client(info.id)
         if point == "received":
-            down = spec.method.server_send(found.server, info, rnd)
+            codec, what = setting.task.compress, f"download to {info.label}, round {rnd.index}"
+            down = compression.encode(spec.method.server_send(found.server, info, rnd), codec, what)
+            declared = spec.method.downloads(setting.task, info)
+            down = compression.decode(down, declared, codec, what, spec.method.partial)
             spec.method.client_receive(client, payload.clone(down), rnd)
         yield client
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
 from asfedbridge.experiments.fleet import MOST_STEPS, name_fleet, parse_fleet
@@ -41,6 +42,7 @@ class Spec:
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
+    compress: Codec = "none"  # how payloads are rounded for the wire, both ways
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
     checkpoint_every: int = 1  # rounds
@@ -71,6 +73,11 @@ class Spec:
                 f"evaluate_every={self.evaluate_every} with participation={self.participation}: a client may never be "
                 f"drawn in a round that evaluates; set one of them to 1"
             )
+        if self.compress != "none" and getattr(self.method, "bn_buffers", "local") == "averaged":
+            raise BadInput(
+                f"compress={self.compress} with method.bn_buffers=averaged: rounding could make a variance negative; "
+                f"set one of them back (none, local)"
+            )
         parse_fleet(self.fleet, self.T)
 
     def digest(self) -> str:
@@ -84,7 +91,13 @@ class Spec:
 
 
 # Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
-LATER: Table = {"quantiser": "lsq", "frames_by": "count", "skip_damaged": False, "evaluate_every": 1}
+LATER: Table = {
+    "quantiser": "lsq",
+    "frames_by": "count",
+    "skip_damaged": False,
+    "evaluate_every": 1,
+    "compress": "none",
+}
 
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("train_per_class", 0, 10**9),
