@@ -117,6 +117,21 @@ def test_every_switch_of_as_fedbridge_does_something(federation: Any) -> None:
         assert plain.differences(federation.plain(make("as-fedbridge", **change), 0.5)), change
 
 
+AVERAGED: list[tuple[str, dict[str, Any]]] = [  # switches that several methods inherit
+    ("isolated-fedavg", {"aggregation": "median", "clip_update": 0.1}),
+    ("as-fedbridge", {"aggregation": "trimmed"}),
+    ("as-fedbridge", {"clip_update": 0.1, "noise": 0.1, "noise_source": "seed"}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), AVERAGED, ids=label)
+def test_other_averages_are_the_same_over_bytes(federation: Any, name: str, change: Any) -> None:
+    method = make(name, **change)
+    plain = federation.play(method, federation.engine(method))
+    assert plain.differences(federation.play_over_bytes(method, backwards=True)) == []
+    assert plain.differences(federation.plain(make(name)))
+
+
 COMPRESSED = [
     ("as-fedbridge", "fp16"),
     ("as-fedbridge", "int8"),

@@ -338,6 +338,12 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
         "quantiser": "dorefa",
         "evaluate_every": 2,
         "compress": "fp16",
+        "method.aggregation": "median",
+        "method.trim": 0.2,
+        "method.clip_update": 1.0,
+        "method.noise": 1.0,
+        "method.noise_source": "seed",
+        "method.delta": 1e-6,
     }
     assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == len(changed)
     assert LATER.keys() == changed.keys()

@@ -13,6 +13,7 @@ from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
 from asfedbridge.experiments.fleet import MOST_STEPS, name_fleet, parse_fleet
+from asfedbridge.methods.averaging import Averaging
 
 Table = dict[str, Any]  # nested plain values, as TOML has them
 
@@ -85,8 +86,10 @@ class Spec:
         table = to_table(self)
         del table["checkpoint_every"], table["snapshot_every"]
         for name, default in LATER.items():
-            if table[name] == default:
-                del table[name]
+            place, _, key = name.rpartition(".")
+            fields = table[place] if place else table
+            if fields.get(key) == default:
+                del fields[key]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
@@ -97,6 +100,7 @@ LATER: Table = {
     "skip_damaged": False,
     "evaluate_every": 1,
     "compress": "none",
+    **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
 
 RANGES: tuple[tuple[str, float, float], ...] = (

@@ -25,7 +25,6 @@ from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round,
 from asfedbridge.core.schedules import Ramp
 from asfedbridge.core.training import Terms, fit, fit_backbone
 from asfedbridge.methods.bridge_sharing import BridgeSharing
-from asfedbridge.models.zoo import check_bridge
 
 
 @register("as-fedbridge")
@@ -66,7 +65,7 @@ class ASFedBridge(BridgeSharing):
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:
             raise BadInput("method.temperature=0 must be above 0")
-        check_bridge(self.bridge_width)
+        super().check(task, clients)
 
     def extracts(self, client: ClientInfo) -> bool:
         """Whether the Bridge teaches this client."""

@@ -7,16 +7,16 @@ from torch import nn
 
 from asfedbridge.core import payload
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.protocol import Client, ClientInfo, Round, Task, Upload
 from asfedbridge.core.training import Step
+from asfedbridge.methods.averaging import SEED, Averaging
 from asfedbridge.models.bridge import Bridge
-from asfedbridge.models.zoo import bridge_of, build_bridge, outline_bridge
+from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
 
 
-class BridgeSharing(Method):
+class BridgeSharing(Averaging):
     """Body up and down, the head with it unless it is personal; mean by shard size or uniform."""
 
-    continues: ClassVar[bool] = True
     module: ClassVar[str]  # the network's name on a client
     weights: Literal["size", "uniform"] = "size"
     personal_head: bool
@@ -26,6 +26,10 @@ class BridgeSharing(Method):
     bridge_lr: float
     bridge_weight_decay: float
     bridge_width: float
+
+    def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        super().check(task, clients)
+        check_bridge(self.bridge_width)
 
     @property
     def travels_with_buffers(self) -> bool:
@@ -62,16 +66,16 @@ class BridgeSharing(Method):
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
         network = build_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.select(self.shared(network), self.travels_with_buffers)
+        return self.remembered(task) | payload.select(self.shared(network), self.travels_with_buffers)
 
     def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
-        return state
+        return {name: t for name, t in state.items() if name != SEED}
 
     def server_round(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> Payload:
-        senders = [c for c in clients if ups[c.id].payload]
-        if not senders:
+        sent = {i: up for i, up in self.bounded(state, clients, ups, rnd).items() if up}
+        if not sent:
             return state
-        weights = [c.train_size if self.weights == "size" else 1 for c in senders]
-        return payload.weighted_mean([ups[c.id].payload for c in senders], weights)
+        weights = [c.train_size if self.weights == "size" else 1 for c in clients if c.id in sent]
+        return state | self.average(state, list(sent.values()), weights, rnd)

@@ -24,7 +24,6 @@ from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import (
     Client,
     ClientInfo,
-    Method,
     Output,
     Point,
     Round,
@@ -34,6 +33,7 @@ from asfedbridge.core.protocol import (
     register,
 )
 from asfedbridge.core.training import Terms, fit_backbone, supervise
+from asfedbridge.methods.averaging import Averaging
 from asfedbridge.models.lowbit import is_step
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
@@ -42,9 +42,8 @@ V = TypeVar("V")
 
 @register("fedavg")
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(Averaging):
     reports: ClassVar[Point] = "received"
-    continues: ClassVar[bool] = True
     bn_buffers: Literal["local", "averaged"] = "local"
 
     def group(self, client: ClientInfo) -> str:
@@ -62,13 +61,15 @@ class FedAvg(Method):
 
     def notes(self, task: Task) -> list[str]:
         if not self.keeps_stems(task):
-            return []
+            return super().notes(task)
         widths = f"{task.channels} and {task.channels // task.frames} channels"
         return [
-            f"{self.name}: stems that take frames at once or one by one ({widths}) are not averaged; clients keep them"
+            f"{self.name}: stems that take frames at once or one by one ({widths}) are not averaged; clients keep them",
+            *super().notes(task),
         ]
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        super().check(task, clients)
         first: dict[str, tuple[ClientInfo, Shapes]] = {}
         for client in first_of_each(clients):
             shapes = {name: shape for name, shape in self.uploads(task, client).items() if not is_step(name)}
@@ -103,7 +104,7 @@ class FedAvg(Method):
         return {"ce": supervise(client, out, y)}
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
-        state: Payload = {}
+        state = self.remembered(task)
         for client in first_of_each(clients):
             start = payload.select(build_backbone(task, client), buffers=self.bn_buffers == "averaged")
             for name, tensor in self.shared(task, start).items():
@@ -121,16 +122,17 @@ class FedAvg(Method):
     def server_round(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> Payload:
-        state = dict(state)
+        state, sent = dict(state), self.bounded(state, clients, ups, rnd)
         parts: dict[str, list[tuple[int, Payload]]] = {}  # by owner: sizes and tensors, in id order
         for client in clients:
             own: dict[str, Payload] = {}
-            for name, tensor in ups[client.id].payload.items():
+            for name, tensor in sent[client.id].items():
                 own.setdefault(self.owner(client, name), {})[name] = tensor
-            for owner, tensors in own.items():
-                parts.setdefault(owner, []).append((client.train_size, tensors))
+            for owner, part in own.items():
+                parts.setdefault(owner, []).append((client.train_size, part))
         for owner, members in parts.items():
-            mean = payload.weighted_mean([tensors for _, tensors in members], [size for size, _ in members])
+            sizes, tensors = zip(*members, strict=True)
+            mean = self.average(state, tensors, sizes, rnd, owner)
             state |= {f"{owner}/{name}": tensor for name, tensor in mean.items()}
         return state
 

@@ -23,7 +23,6 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
-from asfedbridge.models.zoo import check_bridge
 
 
 @register("fml")
@@ -48,7 +47,7 @@ class FML(BridgeSharing):
                 raise BadInput(f"method.{name}={share} is out of range; use 0 to 1")
         if self.temperature <= 0:
             raise BadInput(f"method.temperature={self.temperature} must be above 0")
-        check_bridge(self.bridge_width)
+        super().check(task, clients)
 
     def client_round(self, client: Client, rnd: Round) -> Upload:
         meme = self.network(client)

@@ -31,7 +31,6 @@ from asfedbridge.core.training import Step, Terms, fit, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.models.attention import Receiver, Transmitter
 from asfedbridge.models.parts import build
-from asfedbridge.models.zoo import check_bridge
 
 
 @register("mh-pflid")
@@ -64,7 +63,7 @@ class MHpFLID(BridgeSharing):
             )
         if self.temperature <= 0:
             raise BadInput(f"method.temperature={self.temperature} must be above 0")
-        check_bridge(self.bridge_width)
+        super().check(task, clients)
 
     def client_init(self, client: Client) -> None:
         super().client_init(client)
