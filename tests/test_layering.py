@@ -12,7 +12,11 @@ import asfedbridge
 ROOT = Path(asfedbridge.__file__).parent
 ORDER = ("core", "models", "data", "methods", "engines", "analysis", "experiments", "report", "cli")
 CORE_MAY_USE = {"torch", "numpy", "asfedbridge", *sys.stdlib_module_names}
-ONLY_IN = {"flwr": "engines/flower.py", "pickle": "data/cifar.py"}  # a package, and the one file that may import it
+ONLY_IN = {
+    "flwr": "engines/flower.py",
+    "pickle": "data/cifar.py",
+    "dp_accounting": "experiments/accounting.py",
+}  # a package, and the one file that may import it
 NOWHERE = {"torchvision", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 NAMELESS = {"utils", "base", "common", "helpers", "misc"}
 

@@ -26,10 +26,11 @@ from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, count_at_work, federate
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
+from asfedbridge.experiments.accounting import as_private, load_library, summarise_privacy
 from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
-from asfedbridge.experiments.store import RunFolder, read_summary
+from asfedbridge.experiments.store import RunFolder, read_releases, read_summary
 from asfedbridge.models.neuron import stem_channels
 from asfedbridge.models.zoo import check_backbone, compile_kernels
 
@@ -127,6 +128,8 @@ def execute(
     """
     device = pick_device(spec.device)
     prepare_process(spec.threads)
+    if as_private(spec.method):
+        load_library()  # to miss it now, not after training
     setting = prepare(spec, data_root)
     if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
         with _told(observer, "compiling spiking kernels (on first use only)"):
@@ -169,6 +172,7 @@ def make_engine(
 def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, engine: Engine) -> dict[str, Any]:
     """The rounds that are still to be played, on any engine."""
     method, task = spec.method, setting.task
+    private = as_private(method)
     identity = setting.identity(spec)
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
@@ -183,6 +187,8 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
         ups: Mapping[int, Upload],
         state: Payload,
     ) -> None:
+        if private and not rnd.closing:
+            folder.add_release([i for i, up in ups.items() if up.payload])
         new = make_records(rnd, participants, sent, ups)
         folder.add_round(new)
         records.extend(new)
@@ -210,6 +216,8 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
             **({"holdout": spec.holdout} if spec.holdout else {}),
             **({"notes": list(setting.notes)} if setting.notes else {}),
             "bn_buffers": getattr(method, "bn_buffers", "local"),
+            **({"compress": spec.compress} if spec.compress != "none" else {}),
+            **({"privacy": summarise_privacy(private, read_releases(folder.path))} if private else {}),
             "specification": identity["specification"],
             "data_fingerprint": identity["data"],
             "partition_digest": identity["partition"],

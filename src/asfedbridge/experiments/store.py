@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from asfedbridge.experiments.toml import read_toml, write_toml
 
 SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
 CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"
+RELEASES = "releases.jsonl"  # of a private run
 
 
 class RunFolder:
@@ -68,6 +70,18 @@ class RunFolder:
             os.fsync(file.fileno())
         self._log(records)
 
+    def add_release(self, clients: Sequence[int]) -> None:
+        """Note whose updates are in an aggregate that is about to be sent out with noise.
+
+        Never cut back: what is played again after a crash is sent out again, with other noise, and counts again.
+        """
+        with (self.path / RELEASES).open("ab") as file:
+            file.write(
+                b"\n" + json.dumps(clients).encode() + b"\n"
+            )  # on a line of its own, whatever a crash left there
+            file.flush()
+            os.fsync(file.fileno())
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
 
@@ -110,6 +124,16 @@ def read_rounds(path: Path) -> list[Record]:
         except ValueError:
             break
     return records
+
+
+def read_releases(path: Path) -> list[list[int]]:
+    """The clients of every release; a line cut short by a crash was never sent out."""
+    file = path / RELEASES
+    found: list[list[int]] = []
+    for line in file.read_bytes().splitlines() if file.exists() else []:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def differences(old: Spec, new: Spec) -> str:
