@@ -81,6 +81,20 @@ def test_states_are_copies_both_ways() -> None:
     assert all((tensor == 5).all() for tensor in client.state_dict().values())
 
 
+def test_what_rounding_left_over_is_private_state() -> None:
+    client = make_client()
+    client.residual = {"class/3": torch.tensor([1.0, -2.0])}
+    state = client.state_dict()
+    assert state["residual/upload/class/3"].tolist() == [1.0, -2.0]
+    client.residual["class/3"].zero_()
+    client.load_state_dict(state)
+    state["residual/upload/class/3"].zero_()  # a copy, both ways
+    assert {name: t.tolist() for name, t in client.residual.items()} == {"class/3": [1.0, -2.0]}
+    assert client.momentum.keys() == {"backbone"}
+    client.load_state_dict(make_client().state_dict())
+    assert client.residual == {}
+
+
 def test_an_incomplete_state_is_refused() -> None:
     client = make_client()
     state = client.state_dict()

@@ -70,6 +70,18 @@ def test_noise_on_a_private_mean(lab: Any, name: str, source: Any) -> None:
     assert torch.equal(away, again) == (source == "seed")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_private_mean_counts_all_alike(lab: Any, name: str) -> None:
+    """Two that pull in opposite directions cancel, whatever their sizes."""
+    method = lab.method(name, clip_update=1e6, noise=1e-12)
+    clients = [replace(lab.info("ann", id=i), train_size=size) for i, size in enumerate((1, 101))]
+    state = method.server_init(lab.task, clients)
+    sent = method.server_send(state, clients[0], FIRST)
+    ups = {i: Upload({k: t + step for k, t in sent.items()}) for i, step in enumerate((1.0, -1.0))}
+    after = method.server_send(method.server_round(state, clients, ups, FIRST), clients[0], FIRST)
+    assert moved(sent, after).abs().max() < 1e-4
+
+
 def test_noise_of_two_rounds_and_groups_differs(lab: Any) -> None:
     method = lab.method("isolated-fedavg", clip_update=1.0, noise=1.0, noise_source="seed")
     clients = [lab.info("ann", id=0), lab.info("snn", id=1)]
