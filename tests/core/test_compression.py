@@ -82,6 +82,7 @@ def test_int8_at_the_ends_of_float32(largest: float) -> None:
     back = through({"w": tensor}, "int8")["w"]
     assert (back - tensor).abs().max() <= max(largest / 250, 1.5e-36)
     assert (back.abs() <= 1.01 * tensor.abs()).all()
+    assert (back.sign() * tensor.sign() >= 0).all()
 
 
 @pytest.mark.parametrize("codec", CODECS)
