@@ -56,7 +56,8 @@ def test_what_was_not_declared_does_not_leave() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_wrong_lengths_and_flags_are_refused(codec: Codec) -> None:
     content = to_buffer(encode(made(["a", "one"]), codec, "x"), DECLARED)
-    for bad in (b"", content[:1], content[:-1], content + b"\0", b"\xff" + content[1:], content[:1] + b"\x01"):
+    stray = content[:1] + bytes([content[1] | 1]) + content[2:]  # of a sixteenth tensor, where eleven are declared
+    for bad in (b"", content[:1], content[:-1], content + b"\0", b"\xff" + content[1:], stray):
         with pytest.raises(GuardError, match=r"^upload: ") as error:
             from_buffer(bad, DECLARED, codec, "upload")
         assert "\n" not in str(error.value)
