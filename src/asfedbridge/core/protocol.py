@@ -248,9 +248,7 @@ class Method(ABC):
     name: ClassVar[str]
     reports: ClassVar[Point] = "trained"  # the evaluation point that tables show
     partial: ClassVar[bool] = False  # a payload may be any part of what is declared: owned classes, chosen layers
-    continues: ClassVar[bool] = (
-        False  # an upload is the download, trained on: tensors of one name are one running state
-    )
+    continues: ClassVar[bool] = False  # an upload is the download, trained on: one running state, name by name
     pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:

@@ -76,9 +76,8 @@ class RunFolder:
         Never cut back: what is played again after a crash is sent out again, with other noise, and counts again.
         """
         with (self.path / RELEASES).open("ab") as file:
-            file.write(
-                b"\n" + json.dumps(clients).encode() + b"\n"
-            )  # on a line of its own, whatever a crash left there
+            # On a line of its own, whatever a crash left there.
+            file.write(b"\n" + json.dumps(clients).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
