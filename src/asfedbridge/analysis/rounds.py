@@ -8,8 +8,9 @@ from torch import nn
 
 from asfedbridge.analysis.costs import Measured, full_precision, mean_of
 from asfedbridge.analysis.operations import Profile, profile
+from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.payload import MB, declared_bytes
+from asfedbridge.core.payload import MB
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Task, first_of_each
 from asfedbridge.data.loader import Shard
 from asfedbridge.methods.fedtgp import FedTGP
@@ -26,7 +27,7 @@ def payload_cost(task: Task, method: Method, clients: Sequence[ClientInfo]) -> d
     downs = [method.largest_download(task, c) / MB for c in clients]
     up = sum(ups) / len(ups)
     # The paper's table counts the generator of FedTGP, which stays on the server.
-    table = declared_bytes(method.generator_shapes(task)) / MB if isinstance(method, FedTGP) else up
+    table = encoded_bytes(method.generator_shapes(task), "none") / MB if isinstance(method, FedTGP) else up
     return {"up_mb": up, "down_mb": sum(downs) / len(downs), "table_mb": table, "server_mb": sum(ups) + sum(downs)}
 
 

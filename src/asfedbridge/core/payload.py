@@ -1,6 +1,5 @@
 """Payloads: named tensors, flat, detached, on the CPU. The only thing that crosses the boundary of a client."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -63,11 +62,6 @@ def weighted_mean(payloads: Sequence[Payload], weights: Sequence[float]) -> Payl
 
 def size_in_bytes(payload: Payload) -> int:
     return sum(t.numel() * t.element_size() for t in payload.values())
-
-
-def declared_bytes(declared: Mapping[str, tuple[int, ...]]) -> int:
-    """The size of a payload of these shapes."""
-    return sum(torch.float32.itemsize * math.prod(shape) for shape in declared.values())
 
 
 def check(payload: Payload, declared: Mapping[str, tuple[int, ...]], what: str, partial: bool = False) -> None:

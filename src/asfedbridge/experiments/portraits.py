@@ -22,6 +22,7 @@ from asfedbridge.engines import files
 from asfedbridge.engines.checkpoint import Checkpoint
 from asfedbridge.engines.client import evaluate
 from asfedbridge.engines.host import ClientHost
+from asfedbridge.engines.loop import Downloads
 from asfedbridge.experiments.run import Setting, pick_device
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.models.bridge import Bridge
@@ -110,10 +111,9 @@ def rebuild(
     for info in clients:
         client = host.client(info.id)
         if point == "received":
-            codec, what = setting.task.compress, f"download to {info.label}, round {rnd.index}"
-            down = compression.encode(spec.method.server_send(found.server, info, rnd), codec, what)
-            declared = spec.method.downloads(setting.task, info)
-            down = compression.decode(down, declared, codec, what, spec.method.partial)
+            codec, declared = setting.task.compress, spec.method.downloads(setting.task, info)
+            sent = Downloads(spec.method, found.server, rnd, [info], codec)[info.id]
+            down = compression.decode(sent, declared, codec, f"download to {info.label}", spec.method.partial)
             spec.method.client_receive(client, payload.clone(down), rnd)
         yield client
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from asfedbridge.report.tables import Rows, render_text
+from asfedbridge.report.tables import Rows, decimals, render_text
 
 HEADS = {"cka": "CKA", "mmd": "MMD^2", "gradients": "cos"}
 
@@ -38,7 +38,7 @@ def _name_run(run: dict[str, Any]) -> list[str]:
 
 
 def _name_snapshot(entry: dict[str, Any]) -> list[str]:
-    return [str(entry["round"]), *(_percent(entry["accuracy"][p].get("all")) for p in ("trained", "received"))]
+    return [str(entry["round"]), *(decimals(entry["accuracy"][p].get("all")) for p in ("trained", "received"))]
 
 
 def _correlation_rows(table: dict[str, Any]) -> Rows:
@@ -49,7 +49,3 @@ def _correlation_rows(table: dict[str, Any]) -> Rows:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

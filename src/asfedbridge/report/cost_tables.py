@@ -3,7 +3,7 @@
 from typing import Any
 
 from asfedbridge.experiments import paper
-from asfedbridge.report.tables import Rows, render_text
+from asfedbridge.report.tables import Rows, decimals, render_text
 
 OPERATIONS = {
     "mflops": "MFLOPs",
@@ -21,9 +21,11 @@ def model_rows(table: dict[str, Any]) -> Rows:
     rows = [["model", "kind", "parameters", *(OPERATIONS[key] for key in shown)]]
     for m in table["models"]:
         kind = {"snn": f"snn T={m['T']}", "qnn": f"qnn {m['bits']} bit"}.get(m["kind"], m["kind"])
-        rows.append([f"{m['model']}@{m['width']:g}", kind, f"{m['parameters']:,}", *(_two(m[key]) for key in shown)])
+        rows.append(
+            [f"{m['model']}@{m['width']:g}", kind, f"{m['parameters']:,}", *(decimals(m[key]) for key in shown)]
+        )
     bridge = table["bridge"]
-    operations = [_two(bridge["mflops"] if key == "mflops" else 0.0) for key in shown if key != "energy_uj"]
+    operations = [decimals(bridge["mflops"] if key == "mflops" else 0.0) for key in shown if key != "energy_uj"]
     rows.append(["Bridge", "ann", f"{bridge['parameters']:,}", *operations, *["-"] * ("energy_uj" in shown)])
     return rows
 
@@ -32,7 +34,7 @@ def configuration_rows(table: dict[str, Any]) -> Rows:
     shown = _columns(list(table["configurations"].values()))
     rows = [["configuration", "Bridge", *(OPERATIONS[key] for key in shown)]]
     for name, entry in table["configurations"].items():
-        rows.append([name, "yes" if entry["bridge"] else "no", *(_two(entry[key]) for key in shown)])
+        rows.append([name, "yes" if entry["bridge"] else "no", *(decimals(entry[key]) for key in shown)])
     return rows
 
 
@@ -41,10 +43,10 @@ def method_rows(table: dict[str, Any]) -> Rows:
     head = {kind: ["SNN GSOPs", "+ GFLOPs"] if kind == "snn" else [f"{kind.upper()} GFLOPs"] for kind in kinds}
     rows = [["method", "up MB", "down MB", "table MB", *(word for kind in kinds for word in head[kind])]]
     for name, entry in table["methods"].items():
-        cells = [_two(entry.get(key)) for key in ("up_mb", "down_mb", "table_mb")]
+        cells = [decimals(entry.get(key)) for key in ("up_mb", "down_mb", "table_mb")]
         for kind in kinds:
             cost = entry.get("training", {}).get(kind, {})
-            cells += [_two(cost.get(key)) for key in (("gsops", "gflops") if kind == "snn" else ("gflops",))]
+            cells += [decimals(cost.get(key)) for key in (("gsops", "gflops") if kind == "snn" else ("gflops",))]
         rows.append([name, *cells])
     return rows
 
@@ -73,10 +75,6 @@ def _columns(entries: list[dict[str, Any]]) -> list[str]:
     return [key for key in OPERATIONS if any(key in always or entry.get(key) for entry in entries)]
 
 
-def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def beside_paper(experiment: str, table: dict[str, Any]) -> Rows:
     """The paper's cost tables (`communication`, `computation`) with its values beside ours."""
     if experiment == "communication":
@@ -90,7 +88,7 @@ def beside_paper(experiment: str, table: dict[str, Any]) -> Rows:
         ours = {name: tuple(table["configurations"][name][key] for key in keys) for name in reported}
     rows = [["", *(word for name in names for word in (name, "paper"))]]
     for name, values in reported.items():
-        rows.append([name, *(_two(v) for pair in zip(ours[name], values, strict=True) for v in pair)])
+        rows.append([name, *(decimals(v) for pair in zip(ours[name], values, strict=True) for v in pair)])
     return rows
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from asfedbridge.analysis.pairs import correlate
 from asfedbridge.experiments.catalogue import Cell, Experiment
 from asfedbridge.experiments.reproduce import job_of
-from asfedbridge.report.tables import Rows
+from asfedbridge.report.tables import Rows, decimals
 
 Analyses = Mapping[Path, Mapping[str, Any]]  # analysis.json by run folder
 MEASURES = ("cka", "mmd", "gradients")
@@ -47,10 +47,10 @@ def _blocks(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: str) -> Ro
         values |= {n: _mean([run[measure]["blocks"].get(n, {}).get("mean") for run in found]) for n in names}
         for name, value in values.items():
             means[name].append(value)
-        cells = [_number(values["accuracy"], 2), *(_number(values[n], 4) for n in names)]
+        cells = [decimals(values["accuracy"], 2), *(decimals(values[n], 4) for n in names)]
         rows.append([row, *cells, str(len(found))])
     with_accuracy = [correlate(means[name], means["accuracy"]).r for name in names]
-    rows.append(["r with accuracy", "-", *(_number(r, 2) for r in with_accuracy), str(len(runs))])
+    rows.append(["r with accuracy", "-", *(decimals(r, 2) for r in with_accuracy), str(len(runs))])
     return rows
 
 
@@ -60,11 +60,11 @@ def _course(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
     for row, found in runs.items():
         for entries in zip(*(run["by_round"] for run in found), strict=False):
             accuracy = _mean([entry["accuracy"]["received"].get("all") for entry in entries])
-            cells = [_number(accuracy, 2)]
+            cells = [decimals(accuracy, 2)]
             for measure in MEASURES:
                 for cross in (False, True):
                     values = [_block(entry[measure]["blocks"], cross) for entry in entries]
-                    cells.append(_number(_mean(values), 4))
+                    cells.append(decimals(_mean(values), 4))
             rows.append([row, str(entries[0]["round"]), *cells])
     return rows
 
@@ -97,7 +97,3 @@ def _title(block: str) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return statistics.fmean(known) if known else None
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -9,7 +9,7 @@ from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.palette import Style, cycle
 from asfedbridge.report.runs import Run, describe_settings
 from asfedbridge.report.sections import cells, table, text_columns
-from asfedbridge.report.tables import Rows, run_rows
+from asfedbridge.report.tables import Rows, decimals, run_rows
 
 FILTERS = ("method", "setting", "data", "split", "seed")
 
@@ -64,7 +64,7 @@ def mean_rows(runs: Sequence[Run]) -> Rows:
             spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
             shown.append(f"{statistics.fmean(values):.2f}{spread}" if values else "-")
         theirs = members[0].reported.get("all")
-        rows.append([*key, str(len(members)), *shown, "-" if theirs is None else f"{theirs:.2f}"])
+        rows.append([*key, str(len(members)), *shown, decimals(theirs)])
     return _without_empty(rows)
 
 

@@ -1,6 +1,6 @@
 """Pictures made of cells and bars as inline SVG: who holds which class, how alike clients are, how neurons fire."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from asfedbridge.report.markup import Markup, show, tag
 from asfedbridge.report.palette import LEVELS
@@ -41,11 +41,10 @@ def _cells(
     high: float,
     ramp: str,
     name: str,
-    text: object,
+    text: Callable[[float], str],
     shades: Matrix | None = None,
 ) -> Markup:
     """Cells of one shade are one path: a hundred classes stay small."""
-    assert callable(text)
     across = min(CELL, BODY / len(columns))
     down = min(CELL, max(8.0, across)) if len(rows) <= 2 * MOST_NUMBERS else max(2.0, BODY / len(rows))
     numbered = across >= CELL
@@ -59,9 +58,9 @@ def _cells(
             level = min(LEVELS - 1, max(0, round(share * (LEVELS - 1))))
             x, y = HEAD + j * across, i * down
             paths.setdefault(level, []).append(f"M{show(x)},{show(y)}h{show(across)}v{show(down)}h-{show(across)}z")
-            if numbered:
+            if numbered and (number := matrix[i][j]) is not None:
                 place = {"x": show(x + across / 2), "y": show(y + down / 2 + 4)}
-                marks.append(tag("text", text(matrix[i][j]), class_=f"cell on-{ramp}{level}", **place))
+                marks.append(tag("text", text(number), class_=f"cell on-{ramp}{level}", **place))
     shapes = [tag("path", d="".join(parts), class_=f"{ramp}{level}") for level, parts in sorted(paths.items())]
     every = max(1, -(-14 // down)) if down < 14 else 1
     names = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asfedbridge.experiments.catalogue import Cell, Experiment
 from asfedbridge.experiments.reproduce import job_of
-from asfedbridge.report.tables import Rows, render_markdown
+from asfedbridge.report.tables import Rows, decimals, render_markdown
 
 MANY = 4  # more columns than this are laid side by side, with the mean over all clients only
 
@@ -89,7 +89,7 @@ def _rows(results: Sequence[Result]) -> Rows:
     rows = [[*head, *(["difference", "rank", "paper rank"] if known else ["rank"])]]
     for r in results:
         cells = [r.cell.row, *(r.shown(g) for g in groups), str(r.count)]
-        cells += [_number(r.cell.reported.get(g)) for g in known]
+        cells += [decimals(r.cell.reported.get(g)) for g in known]
         cells += [_signed(r.difference("all"))] if known else []
         cells += [ours.get(r.cell.row, "-")] + ([theirs.get(r.cell.row, "-")] if known else [])
         rows.append(cells)
@@ -158,10 +158,6 @@ def _escape(text: str) -> str:
 
 def _title(group: str) -> str:
     return group if group == "all" else group.upper()
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _signed(value: float | None) -> str:

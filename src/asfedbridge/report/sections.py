@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from asfedbridge.core.payload import MB
 from asfedbridge.report.analysis_figures import analyses
 from asfedbridge.report.charts import Line, figure, group_name, key_of, line_chart, name_clients, thin
 from asfedbridge.report.cost_tables import method_rows, model_rows
@@ -13,7 +14,7 @@ from asfedbridge.report.markup import Child, Markup, join, tag
 from asfedbridge.report.palette import GROUPS, cycle, of_clients
 from asfedbridge.report.pictures import refer, shard_picture
 from asfedbridge.report.runs import Run, Table
-from asfedbridge.report.tables import Rows, client_rows
+from asfedbridge.report.tables import Rows, client_rows, decimals
 
 MOST_CLIENTS = 40  # drawn and listed; a fleet of thousands is not readable one by one
 LONG = 40  # letters of a cell
@@ -105,7 +106,7 @@ def shards(run: Run, drawn: dict[str, str]) -> Markup | None:
 def traffic(run: Run, most: int) -> Markup | None:
     styles = {"up": GROUPS["ann"], "down": GROUPS["snn"]}
     lines = [Line(d, thin(p, most), styles[d]) for d, p in run.curves.traffic.items()]
-    total = {d: run.summary[f"{d}link_bytes"] / 2**20 for d in lines and ("up", "down")}
+    total = {d: run.summary[f"{d}link_bytes"] / MB for d in lines and ("up", "down")}
     words = ", ".join(f"{v:,.2f} {d}" for d, v in total.items())
     return figure(
         f"Communication: MB since the start, all clients ({words})",
@@ -156,16 +157,12 @@ def paper_rows(run: Run) -> Rows:
     """The run's accuracies by group, the paper's beside them where it has this cell."""
     ours, theirs = run.summary["accuracy"], run.reported
     groups = [*ours, *(g for g in theirs if g not in ours)]
-    rows = [["", *map(group_name, groups)], ["this run", *(_two(ours.get(g)) for g in groups)]]
+    rows = [["", *map(group_name, groups)], ["this run", *(decimals(ours.get(g)) for g in groups)]]
     if theirs:
-        rows.append(["paper", *(_two(theirs.get(g)) for g in groups)])
+        rows.append(["paper", *(decimals(theirs.get(g)) for g in groups)])
         both = [(ours.get(g), theirs.get(g)) for g in groups]
         rows.append(["difference", *("-" if a is None or b is None else f"{a - b:+.2f}" for a, b in both)])
     for key, name in (("best", "best round"), ("bridge", "Bridge"), ("nearest", "nearest prototype")):
         if means := run.summary.get(key):
-            rows.append([name, *(_two(means.get(g)) for g in groups)])
+            rows.append([name, *(decimals(means.get(g)) for g in groups)])
     return rows
-
-
-def _two(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -41,9 +41,9 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
                 _short(s["data"]),
                 split,
                 str(s["seed"]),
-                *(_percent(s["accuracy"].get(g)) for g in groups),
-                _percent((s["best"] or {}).get("all")),
-                *(_percent(s.get(key, {}).get("all")) for key in ["bridge", *nearest]),
+                *(decimals(s["accuracy"].get(g)) for g in groups),
+                decimals((s["best"] or {}).get("all")),
+                *(decimals(s.get(key, {}).get("all")) for key in ["bridge", *nearest]),
                 s["point"],
                 s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",
@@ -58,7 +58,7 @@ def client_rows(summary: dict[str, Any]) -> Rows:
     for c in summary["clients"]:
         option = {"snn": f" T={c['T']}", "qnn": f" b={c.get('bits')}"}.get(c["kind"], "")
         model = f"{c['model']}@{c['width']:g}{option}"
-        rows.append([str(c["id"]), c["kind"], model, str(c["train"]), str(c["test"]), _percent(c["accuracy"])])
+        rows.append([str(c["id"]), c["kind"], model, str(c["train"]), str(c["test"]), decimals(c["accuracy"])])
     return rows
 
 
@@ -91,5 +91,6 @@ def _short(data: str) -> str:
     return f"{kind}{colon}{Path(path).name}" if path else data
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def decimals(value: float | None, digits: int = 2) -> str:
+    """As it stands in a cell; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
