@@ -17,7 +17,8 @@ def result(
     row: str, ann: list[float], snn: list[float], reported: float | None, column: str = "c", why: str = ""
 ) -> Result:
     both = [(a + s) / 2 for a, s in zip(ann, snn, strict=True)]
-    accuracies = {"ann": ann, "snn": snn, "all": both} if ann else {}
+    groups = {"ann": ann, "snn": snn, "all": both} if ann else {}
+    accuracies = {group: dict(enumerate(values)) for group, values in groups.items()}
     return Result(Cell(row, column, SPEC, {"all": reported} if reported is not None else {}), accuracies, why)
 
 
@@ -37,6 +38,35 @@ def test_mean_spread_difference_and_ranks() -> None:
         ["new", "50.00", "40.00", "45.00", "1", "-", "-", "3", "-"],
         ["lost", "-", "-", "failed", "0", "85.00", "-", "-", "2"],
     ]
+
+
+def test_gains_are_paired_by_seed() -> None:
+    """On each seed the difference is +1 or +3, though the seeds themselves are 20 points apart."""
+    alone = result("standalone", [50.0, 70.0], [50.0, 70.0], None)
+    ahead = result("ahead", [51.0, 73.0], [51.0, 73.0], None)
+    late = Result(ahead.cell, {"all": {1: 75.0, 2: 10.0}})
+    [(_, rows)] = tables([alone, ahead, late, LOST])
+    assert rows[0][4:6] == ["to standalone", "n"]
+    assert [row[4] for row in rows[1:]] == ["", "+2.00 ± 1.41", "+5.00", "-"]
+    parts = {(r["row"], r["clients"]): r for r in csv.DictReader(io.StringIO(to_csv([alone, ahead, LOST])))}
+    assert parts["ahead", "snn"]["gains"] == "+1.0000 +3.0000"
+    assert (parts["lost", "all"]["gains"], parts["lost", "all"]["reference"]) == ("", "standalone")
+
+
+def test_the_bridge_stands_beside_the_clients_it_serves() -> None:
+    alone = result("standalone", [50.0], [60.0], 80.0)
+    bridged = Result(Cell("as-fedbridge", "c", SPEC, {"all": 90.0}), {"all": {0: 56.0}, "bridge": {0: 70.0}})
+    [(_, rows)] = tables([alone, bridged])
+    assert rows[0][:7] == ["", "ANN", "SNN", "all", "Bridge", "to standalone", "n"]
+    assert [row[3:6] for row in rows[1:]] == [["55.00", "-", ""], ["56.00", "70.00", "+1.00"]]
+    parts = {(r["row"], r["clients"]): r for r in csv.DictReader(io.StringIO(to_csv([alone, bridged])))}
+    assert parts["as-fedbridge", "bridge"]["gains"] == "+15.0000"  # to what clients have alone
+
+
+def test_an_ablation_is_compared_with_the_complete_method() -> None:
+    less, complete = result("no-x", [60.0], [60.0], 69.0), result("complete", [62.0], [63.0], 70.0)
+    [(_, rows)] = tables([less, complete])
+    assert [row[4] for row in rows] == ["to complete", "-2.50", ""]
 
 
 def test_without_a_reported_value_there_is_nothing_to_compare_with() -> None:

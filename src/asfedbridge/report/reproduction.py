@@ -12,34 +12,44 @@ from asfedbridge.experiments.reproduce import job_of
 from asfedbridge.report.tables import Rows, decimals, render_markdown
 
 MANY = 4  # more columns than this are laid side by side, with the mean over all clients only
+REFERENCES = ("standalone", "complete")  # rows that the others of their table are compared with, seed by seed
+BRIDGE = "bridge"  # beside the groups of clients: what is shared, with each client's own head
 
 
 @dataclass(frozen=True)
 class Result:
-    """A cell after its runs: one accuracy per finished seed and group of clients."""
+    """A cell after its runs: accuracies by group of clients, then by finished seed."""
 
     cell: Cell
-    accuracies: Mapping[str, list[float]]
+    accuracies: Mapping[str, Mapping[int, float]]
     failure: str = ""
 
     @property
     def count(self) -> int:
-        return len(self.accuracies.get("all", []))
+        return len(self._values("all"))
+
+    def _values(self, group: str) -> list[float]:
+        return list(self.accuracies.get(group, {}).values())
 
     def mean(self, group: str) -> float | None:
-        values = self.accuracies.get(group, [])
+        values = self._values(group)
         return statistics.fmean(values) if values else None
 
     def spread(self, group: str) -> float | None:
         """Sample standard deviation over seeds."""
-        values = self.accuracies.get(group, [])
+        values = self._values(group)
         return statistics.stdev(values) if len(values) > 1 else None
 
     def shown(self, group: str) -> str:
-        mean, spread = self.mean(group), self.spread(group)
-        if mean is None:
-            return "failed" if self.failure and group == "all" else "-"
-        return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
+        if self.failure and group == "all" and not self.count:
+            return "failed"
+        return _with_spread(self._values(group), ".2f")
+
+    def gains(self, reference: "Result", group: str = "all") -> list[float]:
+        """By how much it is ahead, on each seed that both have: the shards are the same, so their luck cancels."""
+        other = reference.accuracies.get("all" if group == BRIDGE else group, {})
+        mine = self.accuracies.get(group, {})
+        return [mine[seed] - other[seed] for seed in mine if seed in other]
 
     def difference(self, group: str) -> float | None:
         mean, reported = self.mean(group), self.cell.reported.get(group)
@@ -50,10 +60,12 @@ def collect(cells: Sequence[Cell], seeds: Sequence[int], out: Path, failures: Ma
     results = []
     for cell in cells:
         jobs = [job_of(cell, seed, out) for seed in seeds]
-        accuracies: dict[str, list[float]] = {}
-        for summary in filter(None, (job.summary() for job in jobs)):
-            for group, value in summary["accuracy"].items():
-                accuracies.setdefault(group, []).append(value)
+        accuracies: dict[str, dict[int, float]] = {}
+        for job in jobs:
+            if summary := job.summary():
+                bridge = {BRIDGE: summary[BRIDGE]["all"]} if BRIDGE in summary else {}
+                for group, value in {**summary["accuracy"], **bridge}.items():
+                    accuracies.setdefault(group, {})[job.spec.seed] = value
         failure = next((failures[job.folder] for job in jobs if job.folder in failures), "")
         results.append(Result(cell, accuracies, failure))
     return results
@@ -81,19 +93,32 @@ def tables(results: Sequence[Result]) -> list[tuple[str, Rows]]:
 
 
 def _rows(results: Sequence[Result]) -> Rows:
-    groups = sorted({g for r in results for g in (*r.accuracies, *r.cell.reported)}, key=lambda g: (g == "all", g))
+    groups = sorted({g for r in results for g in (*r.accuracies, *r.cell.reported)}, key=_place)
     known = [g for g in groups if any(g in r.cell.reported for r in results)]
     ours = _ranks({r.cell.row: r.mean("all") for r in results})
     theirs = _ranks({r.cell.row: r.cell.reported.get("all") for r in results})
-    head = ["", *(_title(g) for g in groups), "n", *(f"paper {_title(g)}" for g in known)]
+    reference = _reference(results)
+    gain = [f"to {reference.cell.row}"] if reference else []
+    head = ["", *(_title(g) for g in groups), *gain, "n", *(f"paper {_title(g)}" for g in known)]
     rows = [[*head, *(["difference", "rank", "paper rank"] if known else ["rank"])]]
     for r in results:
-        cells = [r.cell.row, *(r.shown(g) for g in groups), str(r.count)]
+        cells = [r.cell.row, *(r.shown(g) for g in groups), *_gain(r, reference), str(r.count)]
         cells += [decimals(r.cell.reported.get(g)) for g in known]
         cells += [_signed(r.difference("all"))] if known else []
         cells += [ours.get(r.cell.row, "-")] + ([theirs.get(r.cell.row, "-")] if known else [])
         rows.append(cells)
     return rows
+
+
+def _reference(results: Sequence[Result]) -> Result | None:
+    """The row that the others are compared with, where there are others."""
+    return next((r for r in results if r.cell.row in REFERENCES and r.count), None) if len(results) > 1 else None
+
+
+def _gain(result: Result, reference: Result | None) -> list[str]:
+    if reference is None:
+        return []
+    return [""] if result is reference else [_with_spread(result.gains(reference), "+.2f")]
 
 
 def _side_by_side(results: Sequence[Result], columns: Sequence[str]) -> Rows:
@@ -114,12 +139,18 @@ def to_csv(results: Sequence[Result]) -> str:
     """One line per row, column and group of clients."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "clients", "mean", "spread", "n", "paper", "difference", "failure"])
+    writer.writerow(
+        ["row", "column", "clients", "mean", "spread", "n", "paper", "difference", "failure", "reference", "gains"]
+    )
+    references = {c: _reference([r for r in results if r.cell.column == c]) for c in {r.cell.column for r in results}}
     for r in results:
+        reference = references[r.cell.column]
         for group in dict.fromkeys([*r.accuracies, *r.cell.reported]) or ["all"]:
             numbers = (r.mean(group), r.spread(group))
             values = [_plain(v) for v in (*numbers, r.cell.reported.get(group), r.difference(group))]
-            writer.writerow([r.cell.row, r.cell.column, group, *values[:2], r.count, *values[2:], r.failure])
+            gains = " ".join(f"{gain:+.4f}" for gain in r.gains(reference, group)) if reference else ""
+            against = [reference.cell.row if reference else "", gains]
+            writer.writerow([r.cell.row, r.cell.column, group, *values[:2], r.count, *values[2:], r.failure, *against])
     return text.getvalue()
 
 
@@ -156,8 +187,21 @@ def _escape(text: str) -> str:
     return text.replace("%", r"\%").replace("_", r"\_").replace("±", r"$\pm$").replace("^", r"\^{}")
 
 
+def _place(group: str) -> tuple[bool, bool, str]:
+    """Kinds by name, then all of them, then the Bridge."""
+    return group == BRIDGE, group == "all", group
+
+
 def _title(group: str) -> str:
-    return group if group == "all" else group.upper()
+    return {"all": "all", BRIDGE: "Bridge"}.get(group, group.upper())
+
+
+def _with_spread(values: Sequence[float], form: str) -> str:
+    """The mean; of several values with their sample standard deviation."""
+    if not values:
+        return "-"
+    mean = format(statistics.fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def _signed(value: float | None) -> str:
