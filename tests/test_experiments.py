@@ -32,3 +32,4 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
         assert (out / f"{name}.{suffix}").read_text(encoding="utf-8")
     if EXPERIMENTS[name].analysis:
         assert any(word in page for word in ("pairs", "round by round", "shares of firing rates"))
+        assert len((out / f"{name}-analysis.csv").read_text(encoding="utf-8").splitlines()) > 1

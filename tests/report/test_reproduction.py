@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asfedbridge.experiments.catalogue import Bench, Cell, Experiment
-from asfedbridge.report.reproduction import Result, collect, render, tables, to_csv, to_latex
+from asfedbridge.report.reproduction import Result, collect, render, tables, tables_to_csv, to_csv, to_latex
 
 SPEC = Bench("smoke").spec("standalone", "cifar10")
 EXPERIMENT = Experiment("x", "A title", "A claim.", lambda bench: [])
@@ -105,6 +105,11 @@ def test_csv_holds_every_number_once() -> None:
     assert float(rows[2]["spread"]) == pytest.approx(2.8284, abs=1e-4)
     assert (rows[2]["n"], float(rows[2]["difference"])) == ("2", -23.0)
     assert (rows[3]["mean"], rows[3]["failure"]) == ("", "no such file")
+
+
+def test_tables_of_analyses_are_one_csv() -> None:
+    text = tables_to_csv([("c10", [["", "cross"], ["a", "0.1"]]), ("c100", [["", "cross"], ["a", "0.2"]])])
+    assert text == "table,row,cross\nc10,a,0.1\nc100,a,0.2\n"
 
 
 def test_latex_is_a_booktabs_table() -> None:

@@ -7,7 +7,7 @@ from asfedbridge.engines.files import write_atomic
 from asfedbridge.experiments.catalogue import Experiment
 from asfedbridge.experiments.reproduce import job_of
 from asfedbridge.report.page import Lead, write_page
-from asfedbridge.report.reproduction import Result, render, rows_to_csv, tables, to_csv, to_latex
+from asfedbridge.report.reproduction import Result, render, rows_to_csv, tables, tables_to_csv, to_csv, to_latex
 from asfedbridge.report.runs import gather
 from asfedbridge.report.tables import Rows
 
@@ -22,12 +22,14 @@ def write_experiment(
 ) -> str:
     """NAME.md, .csv, .tex and .html in ``out``, where the runs are; returns the Markdown.
 
-    ``measured`` are tables of analyses; an experiment without runs has nothing else.
+    ``measured`` are tables of analyses, which get a NAME-analysis.csv; an experiment without runs has nothing else.
     """
     markdown = render(experiment, results, command, measured)
     table = to_csv(results) if results else rows_to_csv(measured[0][1])
     for suffix, text in (("md", markdown), ("csv", table), ("tex", to_latex(experiment, results, measured))):
         write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
+    if results and measured:
+        write_atomic(out / f"{experiment.name}-analysis.csv", tables_to_csv(measured).encode())
     _write_page(out / f"{experiment.name}.html", experiment, results, seeds, command, measured)
     return markdown
 

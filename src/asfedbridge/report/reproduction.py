@@ -160,6 +160,12 @@ def rows_to_csv(rows: Rows) -> str:
     return text.getvalue()
 
 
+def tables_to_csv(named: Sequence[tuple[str, Rows]]) -> str:
+    """Tables with the same head as one, their names in a column of its own."""
+    head = ["table", "row", *named[0][1][0][1:]]
+    return rows_to_csv([head, *([name, *row] for name, rows in named for row in rows[1:])])
+
+
 def to_latex(experiment: Experiment, results: Sequence[Result], measured: Sequence[tuple[str, Rows]] = ()) -> str:
     """One booktabs table per column."""
     parts = []
