@@ -21,6 +21,7 @@ POINTS = 60  # of a curve on a page of few runs
 FEWEST = 16  # on a page of many
 SHARED = 4000  # points that the first curves of all runs have together: 20 each for 200 runs
 BUDGET = 3_500_000  # bytes of details; runs that come after have their row and curve only
+FEW = 4  # runs of which the first one is unfolded
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def _details(runs: Sequence[Run], most: int) -> tuple[list[Markup], int]:
         summary = run.summary
         words = f"{run.data}, {run.split}, seed {summary['seed']}, {summary['rounds']} rounds"
         head = tag("summary", tag("h3", summary["method"]), tag("span", words, class_="quiet"))
-        sections.append(tag("details", head, content, class_="run", id=f"run-{index}", open=len(runs) == 1))
+        sections.append(
+            tag("details", head, content, class_="run", id=f"run-{index}", open=index == 0 and len(runs) <= FEW)
+        )
     return sections, 0
 
 
