@@ -63,10 +63,20 @@ def test_the_bridge_stands_beside_the_clients_it_serves() -> None:
     assert parts["as-fedbridge", "bridge"]["gains"] == "+15.0000"  # to what clients have alone
 
 
+def test_pooled_data_are_judged_on_other_images() -> None:
+    pooled = Cell("centralized", "c", Bench("smoke").spec("centralized", "cifar10"))
+    alone = result("standalone", [50.0], [60.0], None)
+    [(_, rows)] = tables([Result(pooled, {"all": {0: 30.0}}), alone])
+    assert [row[4] for row in rows] == ["to standalone", "-", ""]
+
+
 def test_an_ablation_is_compared_with_the_complete_method() -> None:
     less, complete = result("no-x", [60.0], [60.0], 69.0), result("complete", [62.0], [63.0], 70.0)
     [(_, rows)] = tables([less, complete])
     assert [row[4] for row in rows] == ["to complete", "-2.50", ""]
+    bridges = [Result(r.cell, {**r.accuracies, "bridge": {0: b}}) for r, b in ((less, 80.0), (complete, 83.0))]
+    parts = {(r["row"], r["clients"]): r for r in csv.DictReader(io.StringIO(to_csv(bridges)))}
+    assert parts["no-x", "bridge"]["gains"] == "-3.0000"  # to the complete method's Bridge, not to its clients
 
 
 def test_without_a_reported_value_there_is_nothing_to_compare_with() -> None:

@@ -46,8 +46,14 @@ class Result:
         return _with_spread(self._values(group), ".2f")
 
     def gains(self, reference: "Result", group: str = "all") -> list[float]:
-        """By how much it is ahead, on each seed that both have: the shards are the same, so their luck cancels."""
-        other = reference.accuracies.get("all" if group == BRIDGE else group, {})
+        """By how much it is ahead, on each seed that both have: the shards are the same, so their luck cancels.
+
+        None where data are pooled, which is judged on other images. A Bridge is compared with the reference's own;
+        where that has none, with its clients.
+        """
+        if self.cell.spec.method.pools_data:
+            return []
+        other = reference.accuracies.get(group) or reference.accuracies.get("all" if group == BRIDGE else group, {})
         mine = self.accuracies.get(group, {})
         return [mine[seed] - other[seed] for seed in mine if seed in other]
 
