@@ -283,3 +283,11 @@ def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, m
     files.write_atomic(path, b"newer")
     assert path.read_bytes() == b"newer"
     assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_states_on_nodes_and_here_are_told_apart(root: Path) -> None:
+    write(root, 1, 1.0)
+    assert "on this machine, not on nodes" in one_line(root, IDENTITY | {"states": "nodes"})
+    path = root / "round-000001" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"identity": IDENTITY | {"states": "nodes"}}))
+    assert "on nodes, not on this machine" in one_line(root, IDENTITY)

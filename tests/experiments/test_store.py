@@ -11,9 +11,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import Round
+from asfedbridge.engines.tolerance import Event
 from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.records import event_records
 from asfedbridge.experiments.spec import apply_overrides
-from asfedbridge.experiments.store import RunFolder, read_rounds, read_spec, read_summary
+from asfedbridge.experiments.store import RunFolder, read_events, read_rounds, read_spec, read_summary
 
 SPEC = apply_overrides(quickstart(), {"rounds": 3})
 
@@ -175,3 +178,19 @@ def test_a_broken_summary_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(BadInput, match=r"summary\.json"):
         read_summary(tmp_path)
+
+
+def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    lost = event_records(Round(1, 9), [Event("lost", 1, "node unavailable")])
+    assert lost == [{"round": 1, "event": "lost", "client": 1, "reason": "node unavailable"}]
+    folder.add_round([entry(0), entry(0, 1)])
+    folder.add_events(lost)
+    folder.add_round([entry(1)])
+    assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1)]
+    assert read_events(tmp_path) == lost
+    assert folder.begin(2) == [entry(0), entry(0, 1), entry(1)]
+    assert read_events(tmp_path) == lost
+    folder.begin(1)
+    assert read_events(tmp_path) == []

@@ -16,6 +16,10 @@ class WorkerLost(RuntimeError):
     """A process that clients live in is gone (killed, out of memory); the message names it, its client and round."""
 
 
+class TooFewClients(RuntimeError):
+    """A round over a network got fewer usable uploads than it needs; the message names the round and who is missing."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error message: what the user may have meant, and what there is."""
     known = sorted(known)

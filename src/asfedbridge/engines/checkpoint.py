@@ -91,6 +91,11 @@ def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise files.damaged(folder / INDEX, type(error).__name__) from None
+    if belongs.get("states") != identity.get("states"):  # on the nodes of a network, or here
+        raise BadInput(
+            f"{folder}: the states of its clients are on {_where(belongs)}, not on {_where(identity)}; "
+            f"use the engine that the run began with, or another --out"
+        )
     for what, value in identity.items():
         if belongs.get(what) != value:
             raise BadInput(
@@ -98,6 +103,10 @@ def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
                 f"not {value[:12]}); give the run's own settings and data, or another --out"
             )
     return Checkpoint(next_round, files.read_tensors(folder / SERVER, sha256), seconds, states)
+
+
+def _where(identity: Mapping[str, str]) -> str:
+    return "nodes" if identity.get("states") == "nodes" else "this machine"
 
 
 def _write(target: Path, server: Payload, index: Mapping[str, Any], clients: Path | None = None) -> None:

@@ -10,6 +10,7 @@ from asfedbridge.core import compression, payload, seeds
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
+from asfedbridge.engines.tolerance import Reply, Tolerance, collect, demand
 
 
 class Engine(Protocol):
@@ -21,9 +22,9 @@ class Engine(Protocol):
 
     def clients(self) -> Sequence[ClientInfo]: ...
 
-    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
+    def train(self, rnd: Round, downs: Mapping[int, Payload]) -> Mapping[int, Reply]:
         """A turn for every key of ``downs``. A value is made when it is asked for, and is the server's own memory:
-        copy or send it, and let it go."""
+        copy or send it, and let it go. Only an engine that faces a network may answer with an event."""
         ...
 
     def save(self) -> Mapping[str, str]:
@@ -38,7 +39,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-# What happened in a round (bytes sent and uploads by client) and the server's state after it.
+# What happened in a round (who delivered, bytes sent and uploads by client) and the server's state after it.
 AfterRound = Callable[[Round, Sequence[ClientInfo], Mapping[int, int], Mapping[int, Upload], Payload], None]
 
 
@@ -93,16 +94,38 @@ def open_upload(method: Method, task: Task, state: Payload, client: ClientInfo, 
 
 
 def play_round(
-    method: Method, task: Task, engine: Engine, state: Payload, rnd: Round, participants: Sequence[ClientInfo]
+    method: Method,
+    task: Task,
+    engine: Engine,
+    state: Payload,
+    rnd: Round,
+    participants: Sequence[ClientInfo],
+    tolerance: Tolerance | None = None,
 ) -> tuple[Payload, dict[int, int], dict[int, Upload]]:
-    """One round: send, train, check, aggregate. Returns the next server state, bytes sent and uploads as they came."""
-    downs = Downloads(method, state, rnd, participants, task.compress)
-    replies = engine.train(rnd, downs)
-    ups = {c.id: replies[c.id] for c in participants}  # id order, whatever order they came in
+    """One round: send, train, check, aggregate. Returns the next server state, bytes sent and uploads as they came.
+
+    Without ``tolerance`` whatever goes wrong is a bug of ours and raises; with it, a client that fails is left out.
+    """
+    sent: dict[int, int] = {}
+    opened: dict[int, Upload] = {}
+
+    def ask(clients: Sequence[ClientInfo]) -> Mapping[int, Reply]:
+        downs = Downloads(method, state, rnd, clients, task.compress)
+        replies = engine.train(rnd, downs)
+        sent.update(downs.sizes)
+        return replies
+
+    def inspect(client: ClientInfo, up: Upload) -> None:
+        if not rnd.closing:
+            opened[client.id] = open_upload(method, task, state, client, up, rnd)
+        elif tolerance:
+            payload.check(up.payload, {}, f"upload of {client.label}, closing visit")
+
+    ups = collect(rnd, participants, ask, inspect, tolerance) if tolerance else demand(participants, ask, inspect)
     if not rnd.closing:
-        opened = {c.id: open_upload(method, task, state, c, ups[c.id], rnd) for c in participants}
-        state = method.server_round(state, participants, opened, rnd)
-    return state, downs.sizes, ups
+        opened = {i: opened[i] for i in ups}  # in id order
+        state = method.server_round(state, [c for c in participants if c.id in ups], opened, rnd)
+    return state, sent, ups
 
 
 def federate(
@@ -113,6 +136,7 @@ def federate(
     participation: float = 1.0,
     start: int = 0,
     state: Payload | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Payload:
     """Rounds ``start`` .. ``task.rounds - 1``, then the closing visit in which clients receive the last aggregate."""
     clients = sorted(engine.clients(), key=lambda c: c.id)
@@ -121,6 +145,6 @@ def federate(
     for index in range(start, task.rounds + 1):
         rnd = Round(index, task.rounds)
         participants = draw(clients, participation, task.seed, rnd)
-        state, sent, ups = play_round(method, task, engine, state, rnd, participants)
-        after_round(rnd, participants, sent, ups, state)
+        state, sent, ups = play_round(method, task, engine, state, rnd, participants, tolerance)
+        after_round(rnd, [c for c in participants if c.id in ups], sent, ups, state)
     return state

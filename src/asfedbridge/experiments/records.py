@@ -5,6 +5,7 @@ from typing import Any
 
 from asfedbridge.core import payload
 from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
+from asfedbridge.engines.tolerance import Event
 
 Record = dict[str, Any]
 
@@ -26,6 +27,11 @@ def make_records(
         }
         for c in clients
     ]
+
+
+def event_records(rnd: Round, events: Iterable[Event]) -> list[Record]:
+    """What happened to clients behind a network; ``store.read_rounds`` passes over these."""
+    return [{"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason} for e in events]
 
 
 def group_means(records: Iterable[Record]) -> dict[str, dict[str, float]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, count_at_work, federate
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
+from asfedbridge.engines.tolerance import Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library, summarise_privacy
 from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
-from asfedbridge.experiments.store import RunFolder, read_releases, read_summary
+from asfedbridge.experiments.store import RunFolder, read_events, read_releases, read_summary
 from asfedbridge.models.neuron import stem_channels
 from asfedbridge.models.zoo import check_backbone, compile_kernels
 
@@ -44,6 +46,7 @@ class Observer(Protocol):
     def run_begins(self, spec: Spec, setting: "Setting", next_round: int) -> None: ...
     def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
     def round_ends(self, records: Sequence[Record]) -> None: ...
+    def happens(self, event: Record) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Setting:
 
     task: Task
     clients: list[ClientInfo]
-    shards: list[Shard]
+    shards: list[Shard]  # empty where the data are elsewhere
     fingerprint: str  # of the data
     partition: str  # digest of the indices
     probe: Shard  # test images that all clients can be compared on
@@ -140,7 +143,7 @@ def execute(
         if finished is not None:
             return finished
         with closing(make_engine(engine, spec, setting, folder, device, observer.epoch_ends, workers)) as started:
-            return _play(spec, setting, folder, observer, started)
+            return play(spec, setting, folder, observer, started)
     except OSError as error:
         raise BadInput(
             f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
@@ -169,11 +172,18 @@ def make_engine(
     return LocalEngine(*common)
 
 
-def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, engine: Engine) -> dict[str, Any]:
-    """The rounds that are still to be played, on any engine."""
+def play(
+    spec: Spec,
+    setting: Setting,
+    folder: RunFolder,
+    observer: Observer,
+    engine: Engine,
+    tolerance: Tolerance | None = None,
+) -> dict[str, Any]:
+    """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere."""
     method, task = spec.method, setting.task
     private = as_private(method)
-    identity = setting.identity(spec)
+    identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
     records = folder.begin(start)
@@ -200,7 +210,8 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
             checkpoint.save(folder.checkpoints, played, state, engine, identity, seconds, aside)
         observer.round_ends(new)
 
-    federate(method, task, engine, after_round, spec.participation, start, restored.server if restored else None)
+    server = restored.server if restored else None
+    federate(method, task, engine, after_round, spec.participation, start, server, tolerance)
     summary = summarise(
         method,
         setting.clients,
@@ -221,10 +232,11 @@ def _play(spec: Spec, setting: Setting, folder: RunFolder, observer: Observer, e
             "specification": identity["specification"],
             "data_fingerprint": identity["data"],
             "partition_digest": identity["partition"],
+            **({"events": dict(Counter(r["event"] for r in read_events(folder.path)))} if tolerance else {}),
             "wall_seconds": time.perf_counter() - begin,
         },
     )
-    for entry, shard in zip(summary["clients"], setting.shards, strict=True):
+    for entry, shard in zip(summary["clients"], setting.shards, strict=bool(setting.shards)):
         entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
     folder.write_summary(summary)
     return summary

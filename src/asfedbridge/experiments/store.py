@@ -56,19 +56,24 @@ class RunFolder:
 
     def begin(self, next_round: int) -> list[Record]:
         """Drop records of rounds that will be played again, and write the TensorBoard file anew from the rest."""
-        records = [r for r in read_rounds(self.path) if r["round"] < next_round]
-        write_atomic(self.path / ROUNDS, _lines(records))
+        kept = [r for r in _read_lines(self.path) if r["round"] < next_round]
+        write_atomic(self.path / ROUNDS, _lines(kept))
+        records = [r for r in kept if "event" not in r]
         self._events = EventFile(self.path / "tensorboard")
         for index in sorted({r["round"] for r in records}):
             self._log([r for r in records if r["round"] == index])
         return records
 
     def add_round(self, records: Sequence[Record]) -> None:
+        self.add_events(records)
+        self._log(records)
+
+    def add_events(self, records: Sequence[Record]) -> None:
+        """Records that no curve is drawn of."""
         with (self.path / ROUNDS).open("ab") as file:
             file.write(_lines(records))
             file.flush()
             os.fsync(file.fileno())
-        self._log(records)
 
     def add_release(self, clients: Sequence[int]) -> None:
         """Note whose updates are in an aggregate that is about to be sent out with noise.
@@ -114,6 +119,16 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_rounds(path: Path) -> list[Record]:
+    """What every client did in every round."""
+    return [r for r in _read_lines(path) if "event" not in r]
+
+
+def read_events(path: Path) -> list[Record]:
+    """What happened to clients behind a network: absent, lost, refused, returned ..."""
+    return [r for r in _read_lines(path) if "event" in r]
+
+
+def _read_lines(path: Path) -> list[Record]:
     """Every complete line; a line cut short by a crash ends the reading."""
     file = path / ROUNDS
     records: list[Record] = []

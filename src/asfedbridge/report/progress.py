@@ -68,6 +68,10 @@ class Progress:
             f"{name}  {'accuracy ' if groups else ''}{groups}{beside}  {'' if closing else self._left()}".rstrip()
         )
 
+    def happens(self, event: Record) -> None:
+        who = "a node" if event["client"] is None else f"client {event['client']}"
+        self._line(f"round {event['round'] + 1}/{self.total}  {who} {event['event']}: {event['reason']}")
+
     def _left(self) -> str:
         if not self.played:
             return ""
