@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asfedbridge import __version__
-from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
+from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
 
 DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 MOST_WORKERS = 1024
@@ -42,9 +42,19 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE", help="what to run, then changes to it")
     run.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: a new one below runs/)")
     run.add_argument(
-        "--engine", choices=["local", "pool"], default="local", help="clients in this process (default) or in workers"
+        "--engine",
+        choices=["local", "pool", "flower"],
+        default="local",
+        help="clients in this process (default), in workers, or in SuperNodes of Flower on this machine",
     )
     run.add_argument("--workers", type=_count, metavar="N", help="worker processes of --engine pool (default: cores)")
+    run.add_argument(
+        "--min-clients", type=positive, metavar="N", help="--engine flower: uploads that make a round (default: all)"
+    )
+    run.add_argument("--round-timeout", type=_seconds, metavar="S", help="--engine flower: for a client's turn (3600)")
+    run.add_argument(
+        "--patience", type=_seconds, metavar="S", help="--engine flower: how long to wait for enough clients (600)"
+    )
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     run.add_argument("--json", action="store_true", help="print the summary as JSON on stdout")
     _add_import(run)
@@ -123,6 +133,17 @@ def build_parser() -> argparse.ArgumentParser:
     _add_data_root(costs)
     _add_import(costs)
 
+    flower = commands.add_parser("flower", help="federations of real machines (docs/deployment.md)")
+    does = flower.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    init = does.add_parser(
+        "init",
+        help="write a folder with the app that `flwr run` takes, and a script for certificates",
+        epilog="example: asfedbridge flower init hospital cpu data=nodes fleet=2*resnet18@0.25:ann,2*resnet18@0.25:snn",
+    )
+    init.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    init.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE", help="what to run, then changes to it")
+    _add_import(init)
+
     bench = commands.add_parser("bench", help="time this machine: ours beside other libraries (source checkout only)")
     bench.add_argument("name", nargs="?", metavar="NAME", help="one benchmark (default: all)")
     bench.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
@@ -136,6 +157,16 @@ def positive(text: str) -> int:
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10**7:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds; give 0 to 10000000")
     return value
 
 
@@ -210,6 +241,11 @@ def command_run(args: argparse.Namespace) -> int:
 
     if args.workers and args.engine != "pool":
         raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
+    chosen = {name: getattr(args, name.replace("-", "_")) for name in ("min-clients", "round-timeout", "patience")}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if chosen and args.engine != "flower":
+        name = next(iter(chosen))
+        raise BadInput(f"--{name} {chosen[name]:g}: the {args.engine} engine has none; add --engine flower")
     if args.resume and args.out is None:
         raise BadInput("--resume needs --out DIR, the folder of the run to go on with")
     if args.resume and not args.what:
@@ -221,7 +257,13 @@ def command_run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        summary = execute(spec, out, data_root(args.data_root), Progress(), args.resume, args.engine, args.workers or 0)
+        root = data_root(args.data_root)
+        if args.engine == "flower":
+            from asfedbridge.experiments import loopback
+
+            summary = loopback.execute(spec, out, root, _tell, args.resume, chosen)
+        else:
+            summary = execute(spec, out, root, Progress(), args.resume, args.engine, args.workers or 0)
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
         return INTERRUPTED
@@ -377,6 +419,14 @@ def command_costs(args: argparse.Namespace) -> int:
     return DONE
 
 
+def command_flower(args: argparse.Namespace) -> int:
+    from asfedbridge.experiments.app_folder import write_deployment
+
+    write_deployment(args.folder, resolve(args.what))
+    _tell(f"written: {args.folder}; go on with docs/deployment.md")
+    return DONE
+
+
 def command_bench(args: argparse.Namespace) -> int:
     from asfedbridge.report.bench import choose_scripts, run_script
 
@@ -405,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Diverged as error:
         print(f"asfedbridge: {error}; rounds before this one are kept", file=sys.stderr)
         return FAILED
-    except WorkerLost as error:
+    except (WorkerLost, TooFewClients) as error:
         print(f"asfedbridge: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from asfedbridge.engines import files
 from asfedbridge.engines.client import build_client, take_turn
 
 Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
-STATE_NAME = re.compile(r"client-(\d+)-round-\d+\.safetensors")
+STATE_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
 
 def state_name(client: int, next_round: int) -> str:

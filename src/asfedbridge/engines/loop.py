@@ -124,8 +124,13 @@ def play_round(
     ups = collect(rnd, participants, ask, inspect, tolerance) if tolerance else demand(participants, ask, inspect)
     if not rnd.closing:
         opened = {i: opened[i] for i in ups}  # in id order
-        state = method.server_round(state, [c for c in participants if c.id in ups], opened, rnd)
+        state = method.server_round(state, delivered(engine, ups), opened, rnd)
     return state, sent, ups
+
+
+def delivered(engine: Engine, ups: Mapping[int, Upload]) -> list[ClientInfo]:
+    """Whose uploads these are, in id order, as the engine knows them now: a client that joins brings its sizes."""
+    return [c for c in sorted(engine.clients(), key=lambda c: c.id) if c.id in ups]
 
 
 def federate(
@@ -146,5 +151,5 @@ def federate(
         rnd = Round(index, task.rounds)
         participants = draw(clients, participation, task.seed, rnd)
         state, sent, ups = play_round(method, task, engine, state, rnd, participants, tolerance)
-        after_round(rnd, [c for c in participants if c.id in ups], sent, ups, state)
+        after_round(rnd, delivered(engine, ups), sent, ups, state)
     return state

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # <malloc.h>
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STRETCH = 64 << 20
 # What torch loads with the first optimiser, and our machine code: seconds that each process would take for itself.
 # A module that cannot be imported (no numba) is passed over.
@@ -81,3 +82,18 @@ def end_with_parent() -> None:
             os._exit(1)
     else:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def end_after(seconds: float) -> None:
+    """The kernel ends this process then, wherever it hangs; the process is one turn's own."""
+    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds))
+
+
+def die_with(parent: int) -> None:
+    """End at once when process ``parent`` ends, which has forked this one; Linux only, elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)

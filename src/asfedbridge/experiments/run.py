@@ -27,7 +27,7 @@ from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, count_at_work, federate
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.engines.tolerance import Tolerance
+from asfedbridge.engines.tolerance import Event, Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library, summarise_privacy
 from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
@@ -88,15 +88,7 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         partition = pool(partition, len(fleet))
     shards = make_shards(dataset, partition, spec.augment)
     (common,) = make_shards(dataset, probe(partition, PROBE_IMAGES, seeds.seed(PROBE_SEED, "probe")), spec.augment)
-    shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
-    task = Task(
-        classes=len(dataset.classes),
-        channels=dataset.channels,
-        image_size=dataset.image_size,
-        frames=dataset.frames,
-        **{name: getattr(spec, name) for name in shared},
-    )
-    task = dataclasses.replace(task, stems_differ=len({stem_channels(task, c) for c in fleet}) > 1)
+    task = make_task(spec, len(dataset.classes), dataset.channels, dataset.image_size, dataset.frames, fleet)
     clients = [
         dataclasses.replace(c, train_size=s.train_size, test_size=s.test_size)
         for c, s in zip(fleet, shards, strict=True)
@@ -106,6 +98,16 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
     spec.method.check(task, clients)
     notes = (*dataset.notes, *spec.method.notes(task))
     return Setting(task, clients, shards, dataset.fingerprint(), partition.digest, common, notes)
+
+
+def make_task(
+    spec: Spec, classes: int, channels: int, image_size: int, frames: int, fleet: Sequence[ClientInfo]
+) -> Task:
+    """What all participants agree on, from the specification and the shape of the data."""
+    shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
+    own = {name: getattr(spec, name) for name in shared}
+    task = Task(classes=classes, channels=channels, image_size=image_size, frames=frames, **own)
+    return dataclasses.replace(task, stems_differ=len({stem_channels(task, c) for c in fleet}) > 1)
 
 
 def pick_device(name: str) -> torch.device:
@@ -179,8 +181,12 @@ def play(
     observer: Observer,
     engine: Engine,
     tolerance: Tolerance | None = None,
+    early: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere."""
+    """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
+
+    ``early`` events happened before the first of these rounds.
+    """
     method, task = spec.method, setting.task
     private = as_private(method)
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
@@ -189,6 +195,9 @@ def play(
     records = folder.begin(start)
     begin = time.perf_counter() - (restored.seconds if restored else 0.0)
     observer.run_begins(spec, setting, start)
+    for event in early:
+        assert tolerance
+        tolerance.tell(Round(start, spec.rounds), event)
 
     def after_round(
         rnd: Round,
@@ -214,7 +223,7 @@ def play(
     federate(method, task, engine, after_round, spec.participation, start, server, tolerance)
     summary = summarise(
         method,
-        setting.clients,
+        engine.clients(),
         records,
         {
             "method": method.name,

@@ -86,6 +86,10 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def hand_over(self) -> None:
+        """Let another process have the folder."""
+        self._lock.close()
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
 

@@ -1,0 +1,18 @@
+"""The server's app."""
+
+from collections.abc import Callable
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+PlayOver = Callable[[Grid, Context], None]
+
+
+def make_server_app(play: PlayOver) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        play(grid, context)
+
+    return app

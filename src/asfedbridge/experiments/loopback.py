@@ -1,0 +1,80 @@
+"""`asfedbridge run --engine flower`: the server and a node for each client as processes of this machine."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
+from asfedbridge.engines.flower.loopback import Loopback
+from asfedbridge.engines.process import prepare_process
+from asfedbridge.experiments.app_folder import write_app
+from asfedbridge.experiments.federation import OUTCOME, PROGRESS
+from asfedbridge.experiments.run import pick_device, prepare
+from asfedbridge.experiments.spec import Spec
+from asfedbridge.experiments.store import RunFolder, read_summary
+from asfedbridge.models.registry import FILES
+from asfedbridge.models.zoo import compile_kernels
+
+NODES = "nodes"  # in the run folder: private states, a folder for each client
+PRELOAD = ("asfedbridge.experiments.federation", "asfedbridge.report.progress")
+ERRORS = {kind.__name__: kind for kind in (BadInput, Diverged, TooFewClients)}
+Tell = Callable[[str], None]
+
+
+def execute(
+    spec: Spec, out: Path, data_root: Path, tell: Tell, resume: bool = False, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Play the run in ``out`` to its end; ``options`` are entries of ``federation.CONFIG``."""
+    out, data_root = out.absolute(), data_root.absolute()
+    device = pick_device(spec.device)
+    prepare_process(1)
+    setting = prepare(spec, data_root)
+    folder = RunFolder(out, spec, resume)
+    finished = read_summary(out)
+    if finished is not None:
+        return finished
+    if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
+        compile_kernels()  # here, once, and not in every node
+    folder.hand_over()  # to the server's process
+    nodes = {
+        c.id: {"client-id": c.id, "state-dir": str(out / NODES), "data-root": str(data_root)} for c in setting.clients
+    }
+    with tempfile.TemporaryDirectory(prefix="asfedbridge-flower-", ignore_cleanup_errors=True) as place:
+        reports = Path(place) / "reports"
+        reports.mkdir()
+        fixed = {"out": str(out), "resume": True, "data-root": str(data_root), "report-to": str(reports)}
+        write_app(Path(place) / "app", spec, {"imports": ":".join(FILES), **(options or {}), **fixed})
+        tell(f"starting a SuperLink and {len(nodes)} SuperNodes ...")
+        fleet = Loopback(Path(place) / "flower", nodes, PRELOAD)
+        try:
+            fleet.submit(Path(place) / "app")
+            follow(fleet, reports, tell)
+        finally:
+            fleet.close()
+    summary = read_summary(out)
+    assert summary is not None
+    return summary
+
+
+def follow(fleet: Loopback, reports: Path, tell: Tell) -> None:
+    """Pass on what the server says, until it has ended."""
+    shown = 0
+    while True:
+        ended = (reports / OUTCOME).exists()
+        text = (reports / PROGRESS).read_text(encoding="utf-8") if (reports / PROGRESS).exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        for line in whole[shown:].splitlines():
+            tell(line)
+        shown = len(whole)
+        if ended:
+            break
+        fleet.check()
+        time.sleep(0.2)
+    outcome = json.loads((reports / OUTCOME).read_bytes())
+    if outcome:
+        raise ERRORS.get(outcome["kind"], WorkerLost)(
+            outcome["text"] if outcome["kind"] in ERRORS else f"the server failed: {outcome['kind']}: {outcome['text']}"
+        )
