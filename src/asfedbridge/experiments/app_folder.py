@@ -6,10 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.experiments.federation import CONFIG
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.toml import write_toml
 
+ON_NODES = "nodes"  # in place of a data source
+# Run configuration: `flwr run --run-config 'key=value ...'`.
+CONFIG: dict[str, Any] = {
+    "out": "run",  # the run folder, on the server
+    "resume": False,
+    "data-root": "",  # on the server; a node has its own in its node config
+    "min-clients": 0,  # usable uploads that make a round; 0: those of all its participants
+    "round-timeout": 3600.0,  # seconds a client has for its turn
+    "patience": 600.0,  # seconds to go on asking when there are too few; 0: the run ends
+    "gathering": 120.0,  # seconds that nodes have to come before the first round
+    "imports": "",  # files with models of your own, separated by ':'
+    "report-to": "",  # a folder for progress and outcome, where `asfedbridge run` reads them
+}
+PROGRESS, OUTCOME = "progress.txt", "outcome.json"  # in the folder `report-to`
 PACKAGE = "bridge_app"
 MODULE = '''"""Flower's way into asfedbridge: it plays the specification beside this file."""
 

@@ -30,6 +30,7 @@ from asfedbridge.engines.flower.roster import Roster
 from asfedbridge.engines.flower.server import make_server_app
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
+from asfedbridge.experiments.app_folder import CONFIG, ON_NODES, OUTCOME, PROGRESS
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.records import event_records
@@ -40,20 +41,7 @@ from asfedbridge.experiments.toml import read_toml
 from asfedbridge.models.registry import load_file
 from asfedbridge.models.zoo import check_backbone
 
-ON_NODES = "nodes"  # in place of a data source
 NAME = "federation.json"  # in the run folder: what the run is called on the nodes
-# Run configuration: `flwr run --run-config 'key=value ...'`.
-CONFIG: dict[str, Any] = {
-    "out": "run",  # the run folder, on the server
-    "resume": False,
-    "data-root": "",  # on the server; a node has its own in its node config
-    "min-clients": 0,  # usable uploads that make a round; 0: those of all its participants
-    "round-timeout": 3600.0,  # seconds a client has for its turn
-    "patience": 600.0,  # seconds to go on asking when there are too few; 0: the run ends
-    "gathering": 120.0,  # seconds that nodes have to come before the first round
-    "imports": "",  # files with models of your own, separated by ':'
-    "report-to": "",  # a folder for progress and outcome, where `asfedbridge run` reads them
-}
 
 
 def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
@@ -78,9 +66,6 @@ def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
         return make_site(read_specification(file, config), context.node_config, config)
 
     return make_server_app(serve), make_client_app(open_site)
-
-
-PROGRESS, OUTCOME = "progress.txt", "outcome.json"
 
 
 def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:

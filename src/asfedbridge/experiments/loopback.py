@@ -10,16 +10,14 @@ from typing import Any
 from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
 from asfedbridge.engines.flower.loopback import Loopback
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.app_folder import write_app
-from asfedbridge.experiments.federation import OUTCOME, PROGRESS
+from asfedbridge.experiments.app_folder import OUTCOME, PROGRESS, write_app
 from asfedbridge.experiments.run import pick_device, prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
 from asfedbridge.models.registry import FILES
-from asfedbridge.models.zoo import compile_kernels
 
 NODES = "nodes"  # in the run folder: private states, a folder for each client
-PRELOAD = ("asfedbridge.experiments.federation", "asfedbridge.report.progress")
+PRELOAD = ("sklearn.datasets", "asfedbridge.experiments.federation", "asfedbridge.report.progress")
 ERRORS = {kind.__name__: kind for kind in (BadInput, Diverged, TooFewClients)}
 Tell = Callable[[str], None]
 
@@ -27,17 +25,15 @@ Tell = Callable[[str], None]
 def execute(
     spec: Spec, out: Path, data_root: Path, tell: Tell, resume: bool = False, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Play the run in ``out`` to its end; ``options`` are entries of ``federation.CONFIG``."""
+    """Play the run in ``out`` to its end; ``options`` are entries of ``app_folder.CONFIG``."""
     out, data_root = out.absolute(), data_root.absolute()
-    device = pick_device(spec.device)
+    pick_device(spec.device)
     prepare_process(1)
     setting = prepare(spec, data_root)
     folder = RunFolder(out, spec, resume)
     finished = read_summary(out)
     if finished is not None:
         return finished
-    if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
-        compile_kernels()  # here, once, and not in every node
     folder.hand_over()  # to the server's process
     nodes = {
         c.id: {"client-id": c.id, "state-dir": str(out / NODES), "data-root": str(data_root)} for c in setting.clients

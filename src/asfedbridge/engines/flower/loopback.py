@@ -13,7 +13,7 @@ from asfedbridge.core.errors import WorkerLost
 from asfedbridge.engines.flower.processes import start
 
 HERE = "127.0.0.1"
-PATIENCE = 120.0  # seconds for a program to answer
+PATIENCE = 300.0  # seconds for a program to answer; the first one may have to compile
 LAST_LINES = 15  # of a log, when a program dies
 
 
@@ -32,7 +32,6 @@ class Loopback:
         self.address = f"{HERE}:{free_port()}"
         try:
             self._start("superlink", "superlink", ["--insecure", "--isolation=process", *_at(self.address)])
-            self._await(self.address, "superlink")
             self._start("tasks", "server", [self.address])
             ports = {client: f"{HERE}:{free_port()}" for client in nodes}
             for client, config in nodes.items():
@@ -49,6 +48,7 @@ class Loopback:
 
     def submit(self, app: Path) -> None:
         """Start the run that an app folder describes."""
+        self._await(self.address, "superlink")
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.address}"\ninsecure = true\n'
