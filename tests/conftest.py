@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 import torch
 
 # One thread in this process, unless a test asks for more: two beside any other load crawl.
@@ -10,3 +11,14 @@ torch.set_num_threads(1)
 # A shell starts background jobs, such as this session may be, deaf to Ctrl-C, and the processes that tests start and
 # interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run tests marked long as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes; add --long"))

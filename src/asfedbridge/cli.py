@@ -143,6 +143,15 @@ def build_parser() -> argparse.ArgumentParser:
     init.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     init.add_argument("what", nargs="*", metavar="RECIPE|FILE.toml KEY=VALUE", help="what to run, then changes to it")
     _add_import(init)
+    tasks = does.add_parser(
+        "tasks",
+        help="take the place of flower-superexec: a turn is a fork of this process, which has loaded torch",
+        epilog="example: asfedbridge flower tasks 127.0.0.1:9100 --insecure",
+    )
+    tasks.add_argument("address", metavar="HOST:PORT", help="of the SuperNode or SuperLink on this machine")
+    secured = tasks.add_mutually_exclusive_group(required=True)
+    secured.add_argument("--insecure", action="store_true", help="it has no certificate")
+    secured.add_argument("--root-certificates", type=Path, metavar="FILE", help="of the authority of its certificate")
 
     bench = commands.add_parser("bench", help="time this machine: ours beside other libraries (source checkout only)")
     bench.add_argument("name", nargs="?", metavar="NAME", help="one benchmark (default: all)")
@@ -422,6 +431,12 @@ def command_costs(args: argparse.Namespace) -> int:
 def command_flower(args: argparse.Namespace) -> int:
     from asfedbridge.experiments.app_folder import write_deployment
 
+    if args.action == "tasks":
+        import asfedbridge.engines.flower.warm  # noqa: F401  before the first fork
+        from asfedbridge.engines.flower.programs import serve_tasks
+
+        serve_tasks(args.address, str(args.root_certificates) if args.root_certificates else None)
+        return DONE
     write_deployment(args.folder, resolve(args.what))
     _tell(f"written: {args.folder}; go on with docs/deployment.md")
     return DONE

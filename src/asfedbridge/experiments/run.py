@@ -231,7 +231,7 @@ def play(
             "seed": spec.seed,
             "rounds": spec.rounds,
             **engine.describe(),
-            "partition": spec.partition,
+            "partition": spec.partition if setting.shards else setting.partition,
             "alpha": spec.alpha,
             **({"holdout": spec.holdout} if spec.holdout else {}),
             **({"notes": list(setting.notes)} if setting.notes else {}),

@@ -29,6 +29,7 @@ class Progress:
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
         self.began = time.perf_counter()
         split = "iid" if spec.partition == "iid" else f"Dirichlet({spec.alpha:g})"
+        split = split if setting.shards else "each client's own"
         train = sum(c.train_size for c in setting.clients)
         size, frames = setting.task.image_size, setting.task.frames
         images = "images" if frames == 1 else f"examples of {frames} frames"

@@ -62,5 +62,8 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
 
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError

@@ -297,13 +297,15 @@ def test_who_is_wrong_gets_no_seat(three: Setting, tmp_path: Path, changes: dict
     if "info" in changes:
         name, value = changes["info"]
         changes = {"info": dataclasses.replace(three.clients[1], **{name: value})}
-    stage.grid.nodes[99] = stage.node(1, **changes)
-    engine = stage.seat()
-    stage.play(engine, tolerance=stage.tolerance)
-    events = [e for _, e in stage.told if e.what == "refused"]
-    assert len(events) == 1  # told once, not every round
+    del stage.grid.nodes[99]
+    stage.grid.nodes[199] = stage.node(1, **changes)
+    found = Roster(stage.grid, three.clients, IDENTITY)
+    events: list[Event] = []
+    for _ in range(3):
+        found.meet(events.append)
+    assert [e.what for e in events] == ["refused"]  # told once, not every round
     assert reason in events[0].reason
-    assert not any(i == 1 for _, i in stage.metrics)
+    assert found.seats == {0: 100, 2: 98}
 
 
 def test_an_answer_of_nonsense_gets_no_seat(three: Setting, tmp_path: Path) -> None:

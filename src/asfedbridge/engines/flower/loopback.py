@@ -46,6 +46,13 @@ class Loopback:
         self._start("supernode", f"node-{client}", [*words, "--superlink", self.address, "--node-config", pairs])
         self._start("tasks", f"tasks-{client}", [address])
 
+    def restart_server(self) -> None:
+        """Kill the server of every run, as a crash would; what is submitted next gets a new one."""
+        process = self._processes.pop("server")
+        process.kill()
+        process.join()
+        self._start("tasks", "server", [self.address])
+
     def submit(self, app: Path) -> None:
         """Start the run that an app folder describes."""
         self._await(self.address, "superlink")

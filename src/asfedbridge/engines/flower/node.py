@@ -19,6 +19,7 @@ from asfedbridge.engines.host import ClientHost
 from asfedbridge.engines.process import end_after
 
 MOST_ROUNDS = 10**6
+OWN_PROCESS = ("flwr-clientapp", "tasks")  # programs that have a process for each turn; a simulation's have not
 LONGEST_REASON = 300  # characters: the traceback stays in the node's own log
 logger = logging.getLogger("flwr")
 
@@ -79,7 +80,7 @@ def _introduction(site: Site) -> RecordDict:
 
 
 def _turn(message: Message, site: Site) -> RecordDict:
-    if "ray" not in sys.modules:  # a process of this turn's own
+    if Path(sys.argv[0]).name in OWN_PROCESS:
         end_after(message.metadata.ttl)
     info, method, task = site.info, site.method, site.task
     what = f"download to {info.label}"
@@ -90,7 +91,7 @@ def _turn(message: Message, site: Site) -> RecordDict:
     since = read_count(about, "since", 0, MOST_ROUNDS, what)
     safe = read_count(about, "safe", 0, MOST_ROUNDS, what)
     states = NodeStates(site.states, str(about.get("run")), info.id)
-    with states.held():
+    with states.held(message.metadata.ttl / 2):
         host = ClientHost(method, task, [info], [site.shard], site.device, capacity=1, folder=states.folder)
         states.go_to(host, rnd.index, since)
         upload = host.turn(info.id, down, rnd)

@@ -7,6 +7,7 @@ Flower starts a new process for each message, which loads torch anew each time. 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Queue
@@ -22,10 +23,13 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.runtime.run_serverapp import run_serverapp
+from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from asfedbridge.engines.process import die_with
+
+LONGEST_SLEEP = 1.0  # seconds
 
 
 class ForkingExecutor(SubprocessExecutor):
@@ -68,6 +72,7 @@ def _run_server(**options: Any) -> None:
 def serve_tasks(address: str, certificates: str | None) -> None:
     """Fork a process for each task that the SuperLink or SuperNode at ``address`` has."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    sys.argv = ["tasks"]  # by which a turn knows that its process is its own
     executor = ForkingExecutor()
     superexec.get_executor = lambda *args, **options: executor
     superexec.run_superexec(
@@ -78,6 +83,16 @@ def serve_tasks(address: str, certificates: str | None) -> None:
     )
 
 
+class BriskTime:
+    """In place of the module `time` in Flower's SuperNode, which asks for messages every 3 seconds only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, LONGEST_SLEEP))
+
+
 def run_program(name: str, words: list[str]) -> None:
     """A program of Flower's (`superlink`, `supernode`, `flwr`), or `tasks ADDRESS [CERTIFICATES]`."""
     sys.argv = [name, *words]
@@ -85,6 +100,7 @@ def run_program(name: str, words: list[str]) -> None:
         case "superlink":
             flower_superlink()
         case "supernode":
+            start_client_internal.time = BriskTime()  # type: ignore[assignment]
             flower_supernode()
         case "flwr":
             flwr_command()

@@ -7,6 +7,7 @@ a message names the round it is for, and the node goes to the state that belongs
 import fcntl
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,13 +29,18 @@ class NodeStates:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """By one turn at a time: an earlier one may hang long after the server gave it up."""
+    def held(self, patience: float = 0.0) -> Iterator[None]:
+        """By one turn at a time: an earlier one may still be at work when its server was killed or gave it up."""
+        deadline = time.monotonic() + patience
         with (self.folder / LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadInput(f"client {self.client} is still busy with an earlier turn") from None
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise BadInput(f"client {self.client} is still busy with an earlier turn") from None
+                    time.sleep(0.1)
             yield
 
     def go_to(self, host: ClientHost, round_index: int, since: int) -> None:

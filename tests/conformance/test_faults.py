@@ -1,0 +1,201 @@
+"""TLS, node keys and four SuperNodes in four folders: one is killed and comes back, one sends NaN, one hangs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.experiments.store import read_events, read_rounds
+
+pytest.importorskip("flwr")
+from asfedbridge.engines.flower.loopback import free_port
+from asfedbridge.engines.flower.processes import QUIET
+from asfedbridge.experiments.app_folder import write_deployment
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+BIN = Path(sys.executable).parent
+KILLED, FALSE, STUCK = 1, 2, 3
+SMALL = {
+    "fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn",
+    "T": 2,
+    "train_per_class": 24,
+    "test_per_class": 12,
+    "batch_size": 16,
+    "feature_dim": 32,
+    "partition": "iid",
+    "rounds": 8,
+    "threads": 1,
+    "method.bridge_width": 0.34,
+}
+# The app of this federation, with two clients in it that misbehave if their node config says so.
+ODD = """
+
+import time
+import numpy as np
+from flwr.clientapp import ClientApp
+
+honest = apps[1]
+
+
+class Odd(ClientApp):
+    def __call__(self, message, context):
+        mischief = context.node_config.get("mischief", "")
+        turn = message.metadata.message_type == "train"
+        if mischief == "hang" and turn and message.content["about"]["round"] == 1:
+            time.sleep(10**6)
+        reply = honest(message, context)
+        if mischief == "nan" and turn and "payload" in reply.content:
+            array = reply.content["payload"]["flat"]
+            array.data = np.full(len(array.data) // 4, np.nan, "<f4").tobytes()
+        return reply
+
+
+client = Odd()
+"""
+
+
+class Federation:
+    """Flower's programs as docs/deployment.md starts them, each in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "server"
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        write_deployment(self.home, apply_overrides(quickstart(), SMALL))
+        module = self.home / "app" / "bridge_app" / "__init__.py"
+        module.write_text(module.read_text() + ODD)
+        subprocess.run(["sh", "certificates.sh", "127.0.0.1"], cwd=self.home, check=True, capture_output=True)
+        (self.home / "flower-home").mkdir()
+        (self.home / "flower-home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.home}/certificates/ca.crt"\n'
+        )
+        self.start(
+            "superlink", self.home, "flower-superlink", "--host=127.0.0.1", f"--port={self.port}",
+            "--enable-supernode-auth", "--ssl-certfile=certificates/server.pem",
+            "--ssl-keyfile=certificates/server.key", "--ssl-ca-certfile=certificates/ca.crt",
+        )  # fmt: skip
+        wait_for(lambda: "Uvicorn running" in self.log("superlink"))
+
+    def start(self, name: str, folder: Path, *command: str) -> None:
+        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "flower-home"), "PATH": path, "OMP_NUM_THREADS": "1"}
+        log = (self.folder / f"{name}.log").open("ab")
+        self.processes[name] = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def flwr(self, *words: str) -> str:
+        self.start("flwr", self.home, "flwr", *words)
+        assert self.processes.pop("flwr").wait(300) == 0, self.log("flwr")
+        return self.log("flwr")
+
+    def make_key(self, name: str, register: bool = True) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", folder / "key"], check=True)
+        if register:
+            self.flwr("supernode", "register", str(folder / "key.pub"), "here", "--name", name)
+        return folder
+
+    def start_node(self, name: str, config: str, brisk: bool = True) -> None:
+        folder, port = self.folder / name, free_port()
+        isolation = ["--isolation=process"] if brisk else []
+        states = json.dumps(str(folder / "states"))
+        self.start(
+            name, folder, "flower-supernode", f"--superlink=127.0.0.1:{self.port}",
+            f"--root-certificates={self.home}/certificates/ca.crt", "--auth-supernode-private-key=key",
+            "--host=127.0.0.1", f"--port={port}", *isolation, "--node-config", f"{config} state-dir={states}",
+        )  # fmt: skip
+        if brisk:
+            self.start(f"{name}-tasks", folder, "asfedbridge", "flower", "tasks", f"127.0.0.1:{port}", "--insecure")
+
+    def kill(self, name: str) -> None:
+        for part in (name, f"{name}-tasks"):
+            if part in self.processes:
+                process = self.processes.pop(part)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+def wait_for(condition: Any, seconds: float = 900) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path)
+    yield made
+    for name in list(made.processes):
+        made.kill(name)
+
+
+def backbone(file: Path) -> bytes:
+    tensors = safetensors.torch.load_file(file)
+    return b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors) if name.startswith("module/backbone"))
+
+
+def test_a_federation_bears_its_faults(federation: Federation) -> None:
+    mischief = {FALSE: ' mischief="nan"', STUCK: ' mischief="hang"'}
+    for client in range(4):
+        federation.make_key(f"node{client}")
+        federation.start_node(f"node{client}", f"client-id={client}{mischief.get(client, '')}")
+    federation.make_key("stranger", register=False)
+    federation.start_node("stranger", "client-id=1", brisk=False)
+    out = federation.home / "run"
+    settings = f'out="{out}" min-clients=1 round-timeout=45 gathering=300'
+    federation.flwr("run", "app", "here", "--run-config", settings)
+
+    def played() -> int:
+        return max((r["round"] for r in read_rounds(out)), default=-1)
+
+    wait_for(lambda: played() >= 0)
+    federation.kill(f"node{KILLED}")  # in the second round, in which another one hangs
+    (kept,) = (federation.folder / f"node{KILLED}" / "states").rglob("client-*-round-*.safetensors")
+    before = backbone(kept)
+    wait_for(lambda: played() >= 2)
+    wait_for(lambda: any(e["client"] == KILLED for e in read_events(out)))
+    time.sleep(5)
+
+    def again() -> bool:  # as a supervisor would: turned away until its heartbeat has run out
+        name = f"node{KILLED}"
+        if name not in federation.processes or federation.processes[name].poll() is not None:
+            federation.kill(name)
+            federation.start_node(name, f"client-id={KILLED}")
+            time.sleep(20)
+        return (out / "summary.json").exists() or any(e["event"] == "returned" for e in read_events(out))
+
+    wait_for(again)
+    wait_for(lambda: (out / "summary.json").exists())
+    summary = json.loads((out / "summary.json").read_text())
+    events = [(e["client"], e["event"]) for e in read_events(out)]
+    assert events.count((FALSE, "refused")) == 8  # in every round; nothing is sent in the closing visit
+    assert (STUCK, "timeout") in events
+    assert (STUCK, "returned") in events
+    assert {e for c, e in events if c == KILLED} & {"lost", "absent", "timeout"}
+    assert (KILLED, "returned") in events
+    assert summary["events"]["refused"] == 8
+    assert {r["round"] for r in read_rounds(out) if r["client"] == FALSE} == {8}
+    assert summary["accuracy"]["all"] > 30
+    rounds = sorted(r["round"] for r in read_rounds(out) if r["client"] == KILLED)
+    assert rounds[0] == 0
+    assert rounds[-1] == 8
+    assert 1 not in rounds
+    assert before != b""
+    assert federation.processes["stranger"].wait(60) != 0
+    assert "stranger" not in json.dumps(read_events(out))

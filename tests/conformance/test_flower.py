@@ -1,0 +1,118 @@
+"""Real Flower processes on loopback: every method has the bits of `local`, also when its server is killed."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asfedbridge.core.protocol import METHODS
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.run import execute
+from asfedbridge.experiments.spec import Spec, apply_overrides
+from asfedbridge.experiments.store import read_rounds
+
+pytest.importorskip("flwr")
+from asfedbridge.engines.flower.loopback import Loopback
+from asfedbridge.experiments.app_folder import write_app
+from asfedbridge.experiments.loopback import PRELOAD, follow
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+SMALL = {
+    "fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn",
+    "T": 2,
+    "train_per_class": 3,
+    "test_per_class": 2,
+    "batch_size": 16,
+    "feature_dim": 16,
+    "partition": "iid",
+    "rounds": 2,
+    "threads": 1,
+}
+
+
+class Silent:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+class Fleet:
+    """One SuperLink and four SuperNodes for all the runs of this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        nodes = {i: {"client-id": i, "state-dir": str(folder / "states" / str(i))} for i in range(4)}
+        self.flower = Loopback(folder / "flower", nodes, PRELOAD)
+
+    def begin(self, spec: Spec, out: Path, **config: Any) -> Path:
+        reports = out.with_name(f"{out.name}-reports-{time.monotonic_ns()}")
+        reports.mkdir()
+        app = reports / "app"
+        write_app(app, spec, {"out": str(out), "report-to": str(reports), **config})
+        self.flower.submit(app)
+        return reports
+
+    def state(self, out: Path, client: int, next_round: int) -> bytes:
+        run = json.loads((out / "federation.json").read_text())["run"]
+        name = f"client-{client:04d}"
+        folder = self.folder / "states" / str(client) / run / name
+        return (folder / f"{name}-round-{next_round:06d}.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    started = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield started
+    started.flower.close()
+
+
+def make_spec(name: str, **changes: Any) -> Spec:
+    fields = {f.name for f in dataclasses.fields(METHODS[name])}
+    sizes = {"method.bridge_width": 0.34} if "bridge_width" in fields else {}
+    return apply_overrides(quickstart(name), SMALL | sizes | changes)
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(out)]
+
+
+def compare(fleet: Fleet, spec: Spec, over: Path, local: Path) -> None:
+    summary = execute(spec, local, local.parent, Silent())  # type: ignore[arg-type]
+    told = json.loads((over / "summary.json").read_text())
+    assert records(over) == records(local)
+    assert told["accuracy"] == summary["accuracy"]
+    server = f"checkpoint/round-{spec.rounds:06d}/server.safetensors"
+    assert (over / server).read_bytes() == (local / server).read_bytes()
+    for client in (c["id"] for c in summary["clients"]):
+        name = f"checkpoint/clients/client-{client:04d}-round-{spec.rounds:06d}.safetensors"
+        assert fleet.state(over, client, spec.rounds) == (local / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_the_bits_of_local(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    spec = make_spec(name)
+    follow(fleet.flower, fleet.begin(spec, tmp_path / "over"), print)
+    compare(fleet, spec, tmp_path / "over", tmp_path / "local")
+
+
+@pytest.mark.parametrize("name", ["as-fedbridge", "fedproto"])
+def test_a_killed_server_goes_on_with_the_same_bits(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    spec = make_spec(name, rounds=3)
+    out = tmp_path / "over"
+    fleet.begin(spec, out)
+    wait_for(lambda: len(read_rounds(out)) >= 4)  # round 0 is done, the next one is on its way
+    fleet.flower.restart_server()
+    played = len(read_rounds(out))
+    assert 4 <= played < 16
+    follow(fleet.flower, fleet.begin(spec, out, resume=True), print)
+    compare(fleet, spec, out, tmp_path / "local")
+
+
+def wait_for(condition: Any, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
