@@ -33,7 +33,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     nearest = ["nearest"] if any("nearest" in s for s in summaries) else []  # prototype methods alone have it
     rows = [[*head, "best all", "Bridge", *nearest, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
-        split = "iid" if s["partition"] == "iid" else f"Dir({s['alpha']:g})"
+        split = {"iid": "iid", "nodes": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
         rows.append(
             [
