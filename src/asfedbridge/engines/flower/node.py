@@ -58,7 +58,7 @@ def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
     """A reply, whatever happens: a ClientApp that returns none leaves its SuperNode deaf for good."""
     try:
         content = work()
-    except BaseException as error:
+    except Exception as error:
         logger.exception("the turn failed")
         reason = " ".join(str(error).split())[:LONGEST_REASON]
         content = RecordDict({"error": ConfigRecord({"kind": type(error).__name__, "reason": reason})})

@@ -16,6 +16,7 @@ from asfedbridge.engines.tolerance import Event
 
 MOST_EXAMPLES = 10**8
 ASK_AFTER = 20.0  # seconds before a node that got no seat is asked again: it may have been restarted meanwhile
+ASK_SILENT_AFTER = 600.0  # and one that did not answer, for which everybody has to wait
 PATIENCE = 120.0  # seconds for an answer
 Tell = Callable[[Event], None]
 Shape = tuple[int, int, int, int]  # of the data: classes, channels, image size, frames
@@ -30,7 +31,7 @@ class Roster:
         self.infos = {info.id: info for info in infos}
         self.seats: dict[int, int] = {}  # client: node, of those that are online
         self._common: dict[str, Any] = {}
-        self._turned_away: dict[int, tuple[float, str]] = {}  # node: when, and why
+        self._turned_away: dict[int, tuple[float, str]] = {}  # node: until when, and why
 
     @property
     def shape(self) -> Shape | None:
@@ -45,7 +46,7 @@ class Roster:
         online = set(self._grid.get_node_ids())
         self.seats = {client: node for client, node in self.seats.items() if node in online}
         self._turned_away = {node: why for node, why in self._turned_away.items() if node in online}
-        recently = {node for node, (when, _) in self._turned_away.items() if time.monotonic() < when + ASK_AFTER}
+        recently = {node for node, (until, _) in self._turned_away.items() if time.monotonic() < until}
         strangers = sorted(online - set(self.seats.values()) - recently)
         asked = {self._ask(node): node for node in strangers}
         answers = {asked[i]: answer for i, answer in replies(self._grid, asked, PATIENCE)}
@@ -53,7 +54,8 @@ class Roster:
             if event := self._seat(node, answers[node]):
                 if self._turned_away.get(node, (0.0, ""))[1] != event.reason:
                     tell(event)
-                self._turned_away[node] = (time.monotonic(), event.reason)
+                pause = ASK_SILENT_AFTER if event.what == "timeout" else ASK_AFTER
+                self._turned_away[node] = (time.monotonic() + pause, event.reason)
 
     def gather(self, seconds: float, tell: Tell) -> None:
         """Until every client has a node, or time is up."""
