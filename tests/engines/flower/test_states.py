@@ -83,6 +83,8 @@ def test_a_turn_that_was_killed_changes_nothing(turn: Any, tmp_path: Path) -> No
 
 
 def test_a_state_that_is_missing_is_said(turn: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds none; restore the folder"):
+        turn(5, since=4, safe=5)
     turn(0, since=0, safe=0)
     with pytest.raises(BadInput, match="no state for round 5: the server saw it train up to round 3") as error:
         turn(5, since=4, safe=5)
