@@ -58,7 +58,7 @@ class Odd(ClientApp):
         reply = honest(message, context)
         if mischief == "nan" and turn and "payload" in reply.content:
             array = reply.content["payload"]["flat"]
-            array.data = np.full(len(array.data) // 4, np.nan, "<f4").tobytes()
+            array.data = array.data[:-4] + np.float32("nan").tobytes() if array.data else b""
         return reply
 
 

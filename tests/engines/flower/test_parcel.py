@@ -10,7 +10,8 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from tests.engines.flower.grid import copied
 
-from asfedbridge.core.payload import GuardError, Payload
+from asfedbridge.core.compression import encode
+from asfedbridge.core.payload import GuardError, Payload, size_in_bytes
 from asfedbridge.engines.flower.parcel import KIND, pack, read_count, unpack
 
 DECLARED = {"a": (2, 3), "b": (), "c": (0, 4), "d": (5,)}
@@ -21,13 +22,9 @@ def make() -> Payload:
     return {"d": values, "a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0), "c": torch.zeros(0, 4)}
 
 
-def there(payload: Payload, partial: bool = False) -> Any:
-    return unpack(copied(pack(payload, DECLARED, {"round": 3}, {"loss": 0.1, "n": 4})), DECLARED, partial, "upload")
-
-
-def test_every_bit_arrives_in_declared_order() -> None:
-    payload, about, metrics = there(make())
-    assert list(payload) == list(DECLARED)
+def test_every_bit_arrives() -> None:
+    content = copied(pack(make(), DECLARED, {"round": 3}, {"loss": 0.1, "n": 4}))
+    payload, about, metrics = unpack(content, DECLARED, "none", "upload")
     for name, tensor in make().items():
         assert payload[name].shape == tensor.shape
         assert payload[name].numpy().tobytes() == tensor.numpy().tobytes()
@@ -37,23 +34,24 @@ def test_every_bit_arrives_in_declared_order() -> None:
     assert type(metrics["n"]) is int
 
 
-def test_one_array_and_its_bytes() -> None:
-    content = pack(make(), DECLARED, {})
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+def test_one_array_as_small_as_the_codec_makes_it(codec: Any) -> None:
+    finite = make() | {"d": torch.arange(5.0)}
+    encoded = encode(finite, codec, "upload")
+    content = pack(encoded, DECLARED, {})
     assert list(content["payload"]) == ["flat"]
-    assert len(content["payload"]["flat"].data) == 4 * 12
+    assert len(content["payload"]["flat"].data) == size_in_bytes(encoded) + 1  # and a bit for each tensor
+    payload, *_ = unpack(copied(content), DECLARED, codec, "upload")
+    assert all(payload[name].equal(tensor) for name, tensor in encoded.items())
 
 
-@pytest.mark.parametrize("names", [(), ("a",), ("d", "b"), ("a", "b", "c", "d")])
-def test_a_part_says_which(names: tuple[str, ...]) -> None:
-    part = {name: t for name, t in make().items() if name in names}
-    assert set(there(part, partial=True)[0]) == set(names)
-    if len(names) < 4:
-        with pytest.raises(GuardError, match="declared is missing"):
-            there(part)
+def test_what_is_not_declared_does_not_leave() -> None:
+    with pytest.raises(GuardError, match="'backbone' is private"):
+        pack(make() | {"backbone": torch.ones(1)}, DECLARED, {})
 
 
 def test_nothing_declared_is_nothing_sent() -> None:
-    assert unpack(copied(pack({}, {}, {})), {}, False, "visit")[0] == {}
+    assert unpack(copied(pack({}, {}, {})), {}, "none", "visit")[0] == {}
 
 
 def change(**changes: Any) -> RecordDict:
@@ -64,8 +62,6 @@ def change(**changes: Any) -> RecordDict:
     content["payload"] = ArrayRecord({changes.pop("name", "flat"): Array(**fields)})
     if "more" in changes:
         content["payload"]["more"] = Array(np.zeros(3))
-    if "present" in changes:
-        content["about"]["present"] = changes["present"]
     if "metrics" in changes:
         content["metrics"] = MetricRecord(changes["metrics"])
     return content
@@ -74,18 +70,15 @@ def change(**changes: Any) -> RecordDict:
 @pytest.mark.parametrize(
     "content",
     [
-        change(data=b"\0" * 44),
-        change(data=b"\0" * 52),
+        change(data=b"\xf0" + b"\0" * 44),
+        change(data=b"\xf0" + b"\0" * 52),
+        change(data=b"\xf8" + b"\0" * 48),
         change(data=b""),
         change(dtype="float64"),
         change(stype="numpy.ndarray"),
         change(stype="pickle"),
         change(name="backbone"),
         change(more=True),
-        change(present=b"\xf8"),
-        change(present=b""),
-        change(present=b"\xf0\x00"),
-        change(present="all"),
         change(metrics={"round": 10**9}),
         change(metrics={"client": 1}),
         change(metrics={"x" * 65: 1.0}),
@@ -101,11 +94,11 @@ def change(**changes: Any) -> RecordDict:
 )
 def test_what_pack_would_not_make_is_refused(content: RecordDict) -> None:
     with pytest.raises(GuardError, match=r"^upload: "):
-        unpack(copied(content), DECLARED, False, "upload")
+        unpack(copied(content), DECLARED, "none", "upload")
 
 
 def test_a_declared_shape_on_the_wire_means_nothing() -> None:
-    payload, *_ = unpack(copied(change(shape=(999, 999))), DECLARED, False, "upload")
+    payload, *_ = unpack(copied(change(shape=(999, 999))), DECLARED, "none", "upload")
     assert payload["a"].shape == (2, 3)
     assert KIND not in payload
 

@@ -80,7 +80,7 @@ class FlowerEngine:
         declared = {} if rnd.closing else self._method.uploads(self._task, info)
         expected = {"client": client, "round": rnd.index, "train": info.train_size}
         try:
-            payload, about, metrics = unpack(answer.content, declared, self._method.partial, what)
+            payload, about, metrics = unpack(answer.content, declared, self._task.compress, what)
             if about != expected:
                 raise GuardError(f"{what}: it says of itself {one_line(str(about))}, not {expected}")
         except GuardError as error:

@@ -84,7 +84,7 @@ def _turn(message: Message, site: Site) -> RecordDict:
         end_after(message.metadata.ttl)
     info, method, task = site.info, site.method, site.task
     what = f"download to {info.label}"
-    down, about, _ = unpack(message.content, method.downloads(task, info), method.partial, what)
+    down, about, _ = unpack(message.content, method.downloads(task, info), task.compress, what)
     if about.get("client") != info.id:
         raise GuardError(f"{what}: it is for client {str(about.get('client'))[:20]}")
     rnd = Round(read_count(about, "round", 0, task.rounds, what), task.rounds)
