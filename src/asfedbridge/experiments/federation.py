@@ -30,6 +30,7 @@ from asfedbridge.engines.flower.roster import Roster
 from asfedbridge.engines.flower.server import make_server_app
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
+from asfedbridge.experiments.accounting import as_private, load_library
 from asfedbridge.experiments.app_folder import CONFIG, ON_NODES, OUTCOME, PROGRESS
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import quickstart
@@ -79,6 +80,8 @@ def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observ
     out = Path(config["out"]).absolute()
     if spec.snapshot_every:
         raise BadInput("snapshot_every: the states of clients are on their nodes; set it to 0, or take another engine")
+    if as_private(spec.method):
+        load_library()  # to miss it now, not after training
     prepare_process(spec.threads)
     setting = None if spec.data == ON_NODES else prepare(spec, data_root(config["data-root"] or None))
     folder = RunFolder(out, spec, bool(config["resume"]))
