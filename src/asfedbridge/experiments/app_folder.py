@@ -10,6 +10,7 @@ from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.toml import write_toml
 
 ON_NODES = "nodes"  # in place of a data source
+STATES = "nodes"  # in the run folder, where all clients are on one machine: private states, a folder for each client
 # Run configuration: `flwr run --run-config 'key=value ...'`.
 CONFIG: dict[str, Any] = {
     "out": "run",  # the run folder, on the server
@@ -20,7 +21,6 @@ CONFIG: dict[str, Any] = {
     "patience": 600.0,  # seconds to go on asking when there are too few; 0: the run ends
     "gathering": 120.0,  # seconds that nodes have to come before the first round
     "imports": "",  # files with models of your own, separated by ':'
-    "state-dir": "",  # of all nodes, where they have no node config: in a simulation
     "report-to": "",  # a folder for progress and outcome, where `asfedbridge run` reads them
 }
 PROGRESS, OUTCOME = "progress.txt", "outcome.json"  # in the folder `report-to`

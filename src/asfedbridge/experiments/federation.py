@@ -31,7 +31,7 @@ from asfedbridge.engines.flower.server import make_server_app
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library
-from asfedbridge.experiments.app_folder import CONFIG, ON_NODES, OUTCOME, PROGRESS
+from asfedbridge.experiments.app_folder import CONFIG, ON_NODES, OUTCOME, PROGRESS, STATES
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.records import event_records
@@ -80,6 +80,8 @@ def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observ
     out = Path(config["out"]).absolute()
     if spec.snapshot_every:
         raise BadInput("snapshot_every: the states of clients are on their nodes; set it to 0, or take another engine")
+    if spec.data == ON_NODES and spec.method.pools_data:
+        raise BadInput(f"method={spec.method.name} with data=nodes: it needs everybody's data in one place")
     if as_private(spec.method):
         load_library()  # to miss it now, not after training
     prepare_process(spec.threads)
@@ -131,8 +133,6 @@ def setting_of_nodes(spec: Spec, roster: Roster) -> Setting:
 
 
 def check(spec: Spec, task: Task, infos: list[ClientInfo]) -> None:
-    if spec.method.pools_data:
-        raise BadInput(f"method={spec.method.name} with data=nodes: it needs everybody's data in one place")
     for info in infos:
         check_backbone(task, info)
     spec.method.check(task, infos)
@@ -154,7 +154,9 @@ def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any]) ->
         (info, shard), task, identity = known[client], setting.task, setting.identity(spec)
     if node.get("kind", info.kind) != info.kind:
         raise BadInput(f"node config: kind={node['kind']} but client {client} of this run's fleet is of {info.kind}")
-    states = Path(str(node.get("state-dir") or config.get("state-dir") or "states")).absolute()
+    # Where Flower has numbered the nodes, they are a simulation's, and all on the server's machine.
+    usual = "states" if "client-id" in node else f"{config['out']}/{STATES}"
+    states = Path(str(node.get("state-dir", usual))).absolute()
     prepare_process(spec.threads)
     return Site(spec.method, task, info, shard, states, identity, pick_device(str(node.get("device", spec.device))))
 

@@ -10,13 +10,12 @@ from typing import Any
 from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
 from asfedbridge.engines.flower.loopback import Loopback
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.app_folder import OUTCOME, PROGRESS, write_app
+from asfedbridge.experiments.app_folder import OUTCOME, PROGRESS, STATES, write_app
 from asfedbridge.experiments.run import pick_device, prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
 from asfedbridge.models.registry import FILES
 
-NODES = "nodes"  # in the run folder: private states, a folder for each client
 PRELOAD = ("sklearn.datasets", "asfedbridge.experiments.federation", "asfedbridge.report.progress")
 ERRORS = {kind.__name__: kind for kind in (BadInput, Diverged, TooFewClients)}
 Tell = Callable[[str], None]
@@ -36,7 +35,7 @@ def execute(
         return finished
     folder.hand_over()  # to the server's process
     nodes = {
-        c.id: {"client-id": c.id, "state-dir": str(out / NODES), "data-root": str(data_root)} for c in setting.clients
+        c.id: {"client-id": c.id, "state-dir": str(out / STATES), "data-root": str(data_root)} for c in setting.clients
     }
     with tempfile.TemporaryDirectory(prefix="asfedbridge-flower-", ignore_cleanup_errors=True) as place:
         reports = Path(place) / "reports"

@@ -29,6 +29,7 @@ from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library, summarise_privacy
+from asfedbridge.experiments.app_folder import ON_NODES
 from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
@@ -68,6 +69,8 @@ class Setting:
 
 def prepare(spec: Spec, data_root: Path) -> Setting:
     """Load and split the data and check all that can be checked before training."""
+    if spec.data == ON_NODES:
+        raise BadInput("data=nodes: they are on the nodes of a network; begin with `asfedbridge flower init DIR`")
     framing = Framing(spec.T, spec.frames_by)
     dataset = load(spec.data, data_root, spec.image_size, spec.augment, spec.skip_damaged, framing)
     dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)

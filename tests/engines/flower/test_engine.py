@@ -99,22 +99,33 @@ def make_method(name: str) -> Method:
     return METHODS[name](**({"bridge_width": 0.34} if "bridge_width" in fields else {}))
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"centralized"}))
-def test_every_method_has_the_bits_of_local(three: Setting, tmp_path: Path, name: str) -> None:
-    stage = Stage(three, make_method(name), tmp_path)
+def compare_with_local(setting: Setting, name: str, folder: Path) -> None:
+    stage = Stage(setting, make_method(name), folder)
     server = stage.play(stage.seat(), tolerance=stage.tolerance)
     over = dict(stage.metrics)
-    local = LocalEngine(stage.method, three.task, three.clients, three.shards)
+    local = LocalEngine(stage.method, setting.task, setting.clients, setting.shards)
     states: dict[int, Any] = {}
 
     def look(rnd: Any, state: Any) -> None:
         if rnd.index == rnd.total - 1:
-            states.update({c.id: local.client_state(c.id) for c in three.clients})
+            states.update({c.id: local.client_state(c.id) for c in setting.clients})
 
     assert same(server, stage.play(local, look))
     assert over == stage.metrics
     assert all(same(stage.state(i, 2), states[i]) for i in states)
     assert stage.told == []
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"centralized"}))
+def test_every_method_has_the_bits_of_local(three: Setting, tmp_path: Path, name: str) -> None:
+    compare_with_local(three, name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["as-fedbridge", "fedproto"])
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_rounded_payloads_have_the_bits_of_local(three: Setting, tmp_path: Path, codec: Any, name: str) -> None:
+    task = dataclasses.replace(three.task, compress=codec)
+    compare_with_local(dataclasses.replace(three, task=task), name, tmp_path)
 
 
 def test_one_message_each_way_with_a_time_to_live_and_one_array(three: Setting, tmp_path: Path) -> None:

@@ -40,10 +40,13 @@ class Loopback:
             self.close()
             raise
 
-    def start_node(self, client: int, config: Mapping[str, Any], address: str) -> None:
+    def start_node(self, client: int, config: Mapping[str, Any], address: str, superlink: str | None = None) -> None:
+        """``superlink``: by another way to it than the direct one."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         words = ["--insecure", "--isolation=process", *_at(address)]
-        self._start("supernode", f"node-{client}", [*words, "--superlink", self.address, "--node-config", pairs])
+        self._start(
+            "supernode", f"node-{client}", [*words, "--superlink", superlink or self.address, "--node-config", pairs]
+        )
         self._start("tasks", f"tasks-{client}", [address])
 
     def restart_server(self) -> None:
