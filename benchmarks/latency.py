@@ -1,6 +1,7 @@
 """Claim: a round costs next to nothing beside the training in it.
 
     python benchmarks/latency.py [--quick] [--repeats N] [--threads N] [--json]
+    python benchmarks/latency.py --network [4,10,4x4] [--repeats N] [--case K] [--only NAME,...] [--markdown]
 
 Compared: milliseconds per round of a method that does nothing, with 10 clients over 50 rounds and the closing visit:
 the local engine, the pool with two workers, and the local engine with a run folder (records, TensorBoard events and a
@@ -10,6 +11,11 @@ are the narrowest there are (width 0.0625) with two test images each: the checks
 backbone, the rest does not.
 
 Equal: nothing is computed; the number of turns taken is compared.
+
+With --network: seconds per round of AS-FedBridge with a Bridge of real size and few images (network.py), in whole runs:
+local, pool, Flower on loopback with forked tasks, Flower as shipped and Flower's own simulation (Ray), with 4 and 10
+clients; and the memory of the server's process, with private models of the same and of four times the width. What
+Flower costs is the difference to local, which trains the same. Equal: every bit of the server's last state.
 """
 
 import argparse
@@ -20,10 +26,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+import network
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
 from asfedbridge.data.loader import Shard
@@ -119,15 +126,34 @@ def with_folder(case: Case) -> Work:
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
+    if args.network:
+        return [case | {"only": args.only} for case in network.cases(args.network, args.quick)]
     return [{"clients": 2, "rounds": 3} if args.quick else {"clients": 10, "rounds": 50}]
 
 
 def contenders(case: Case) -> list[Contender]:
+    if "only" in case:
+        return [
+            c for c in network.contenders(case) if not case["only"] or c.name in ("local", *case["only"].split(","))
+        ]
     return [
         Contender("local", local),
         Contender("pool, 2 workers", pool, threads=1),
         Contender("local, run folder", with_folder),
     ]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--network", nargs="?", const="4,10,4x4", metavar="CASES", help="numbers of clients, xWIDER")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="--network: these contenders, and local")
+
+
+def derive(case: Case, rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    finished = {name: row for name, row in rows.items() if "median" in row}
+    if "only" not in case:
+        return {f"ms per round, {name}": 1e3 * row["median"] / case["rounds"] for name, row in finished.items()}
+    seconds = {name: row["facts"]["seconds a round"] for name, row in finished.items()}
+    return {f"s per round above local, {name}": s - seconds["local"] for name, s in seconds.items() if name != "local"}
 
 
 BENCHMARK = Benchmark(
@@ -136,9 +162,8 @@ BENCHMARK = Benchmark(
     baseline="local",
     cases=cases,
     contenders=contenders,
-    derive=lambda case, rows: {
-        f"ms per round, {name}": 1e3 * r["median"] / case["rounds"] for name, r in rows.items() if "median" in r
-    },
+    options=options,
+    derive=derive,
 )
 
 if __name__ == "__main__":

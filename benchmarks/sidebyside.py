@@ -240,6 +240,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", type=int, metavar="K", help="only the K-th case (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
     parser.add_argument("--json", action="store_true", help="only the final line of JSON on stdout, the rest on stderr")
+    parser.add_argument("--markdown", action="store_true", help="tables for a page of docs/")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     benchmark.options(parser)
     args = parser.parse_args(argv)
@@ -274,7 +275,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
         "equal": not wrong,
         "cases": cases,
     }
-    print(render(result), file=sys.stderr if args.json else sys.stdout)
+    print(render(result, args.markdown), file=sys.stderr if args.json else sys.stdout)
     for line in wrong:
         print(f"not equal: {line}", file=sys.stderr)
     print(json.dumps(result))

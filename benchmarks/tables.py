@@ -42,10 +42,10 @@ def size(value: float) -> str:
     return f"{value / 2**20:.1f} MB"
 
 
-def render(result: Mapping[str, Any]) -> str:
+def render(result: Mapping[str, Any], markdown: bool = False) -> str:
     lines = [f"{result['benchmark']}: {result['claim']}", ""]
     for case in result["cases"]:
-        lines += [describe(case["case"]), *_table(case), ""]
+        lines += [describe(case["case"]), *_table(case, markdown), ""]
         lines += [f"{name}: {value:.3g}" for name, value in case["derived"].items()]
         lines += [""] if case["derived"] else []
     one = result["machine"]
@@ -56,7 +56,7 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(case: Mapping[str, Any]) -> list[str]:
+def _table(case: Mapping[str, Any], markdown: bool) -> list[str]:
     rows = [["contender", "median", "range", f"time / {case['baseline']}", "n", "largest difference", "remarks"]]
     for row in case["contenders"]:
         if row["status"] != "ok":
@@ -74,6 +74,9 @@ def _table(case: Mapping[str, Any]) -> list[str]:
                 _remarks(row),
             ]
         )
+    if markdown:
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return ["", lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -168,7 +168,7 @@ def wait_for(condition: Callable[[], bool], flower: Loopback, seconds: float = 9
 
 def test_a_line_that_is_cut_and_mended(watched: Watched, spec: Spec, tmp_path: Path) -> None:
     """For seconds: nobody notices, the bits are those of `local`. For longer than a turn may take: it is named."""
-    spec = dataclasses.replace(spec, rounds=8)
+    spec = dataclasses.replace(spec, rounds=12)
     out = tmp_path / "run"
     reports = watched.begin(spec, out, **{"min-clients": 1, "round-timeout": 45.0})
 
@@ -191,11 +191,11 @@ def test_a_line_that_is_cut_and_mended(watched: Watched, spec: Spec, tmp_path: P
     assert events[-1] == (WATCHED, "returned")
     assert {client for client, _ in events} == {WATCHED}
     missed = {e["round"] for e in read_events(out) if e["event"] != "returned"}
-    assert {r["round"] for r in read_rounds(out) if r["client"] == WATCHED} == set(range(9)) - missed
-    assert {r["round"] for r in read_rounds(out) if r["client"] == 0} == set(range(9))
+    assert {r["round"] for r in read_rounds(out) if r["client"] == WATCHED} == set(range(13)) - missed
+    assert {r["round"] for r in read_rounds(out) if r["client"] == 0} == set(range(13))
 
     local = tmp_path / "local"
-    execute(dataclasses.replace(spec, rounds=8), local, tmp_path, Silent())  # type: ignore[arg-type]
+    execute(spec, local, tmp_path, Silent())  # type: ignore[arg-type]
     before = [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(local) if r["round"] < min(missed)]
     ours = [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(out) if r["round"] < min(missed)]
     assert ours == before

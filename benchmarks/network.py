@@ -1,0 +1,242 @@
+"""Whole runs on each engine, for `latency.py --network`: how long a round takes, and what the server's process holds.
+
+The method is AS-FedBridge with a Bridge of real size (3.93 MB each way); images are few, so that little is left beside
+moving the payload. A run is started from nothing each time and leaves nobody: idle nodes ask for work every second,
+and would slow down whoever's turn it is.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from asfedbridge.core.errors import WorkerLost
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.run import execute
+from asfedbridge.experiments.spec import Spec, apply_overrides
+from sidebyside import Answer, Case, Contender, Work
+
+BIN = Path(sys.executable).parent
+# In place of the app's last lines: the same apps, whose server says after every round what memory it holds.
+WEIGHED = """
+
+class Weighed(Progress):
+    def round_ends(self, records):
+        super().round_ends(records)
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        self._line("server: " + next(line for line in lines if line.startswith("Pss:")))
+
+
+apps = make_apps(Path(__file__).with_name("spec.toml"), Weighed)
+server = apps[0]
+client = apps[1]
+"""
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Diary:
+    """When rounds ended, run by run, and what the server held then."""
+
+    ends: list[list[float]] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)  # bytes
+    accuracies: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.ends.append([])
+
+    def tell(self, line: str) -> None:
+        if re.match(r"round \d+/\d+  accuracy", line):
+            self.ends[-1].append(time.perf_counter())
+        if found := re.match(r"server: Pss:\s+(\d+) kB", line):
+            self.held.append(1024 * int(found[1]))
+
+    def round_ends(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self.ends[-1].append(time.perf_counter())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: None  # what else an observer is told
+
+    def facts(self, rounds: int) -> dict[str, Any]:
+        """Seconds from the end of the first round to that of the last, by rounds: the first pays for what is built."""
+        each = [(ends[rounds - 1] - ends[0]) / (rounds - 1) for ends in self.ends]
+        found: dict[str, Any] = {"seconds a round": round(float(np.median(each)), 3)}
+        return found | ({"server's PSS in bytes": int(np.median(self.held))} if self.held else {})
+
+
+def cases(names: str, quick: bool) -> list[Case]:
+    """``names`` as in 4,10,4x4: numbers of clients, and after an x how many times as wide their private models are."""
+    found: list[Case] = []
+    for name in names.split(","):
+        clients, _, wider = name.partition("x")
+        found.append({"clients": int(clients), "width": 0.125 * int(wider or 1), "rounds": 3 if quick else 5})
+    return found
+
+
+def make_spec(case: Case) -> Spec:
+    half = case["clients"] // 2
+    kinds = f"{half}*resnet18@{case['width']:g}:ann,{case['clients'] - half}*resnet18@{case['width']:g}:snn"
+    changes = {
+        "fleet": kinds, "T": 2, "rounds": case["rounds"], "train_per_class": 20, "test_per_class": case["clients"],
+        "partition": "iid", "batch_size": 16, "method.bridge_width": 1.0, "threads": 1,
+    }  # fmt: skip
+    return apply_overrides(quickstart(), changes)
+
+
+def contenders(case: Case) -> list[Contender]:
+    def over(start: "Start") -> Callable[[Case], Work]:
+        return lambda case: work(case, lambda spec, out, diary: play_over(start, spec, out, diary.tell))
+
+    def inside(engine: str) -> Callable[[Case], Work]:
+        return lambda case: work(
+            case, lambda spec, out, diary: execute(spec, out, out, diary, engine=engine, workers=2)
+        )
+
+    few = "starts a process of several seconds for each message; with 4 nodes only" if case["clients"] > 4 else ""
+    return [
+        Contender("local", inside("local"), threads=1),
+        Contender("pool, 2 workers", inside("pool"), threads=1),
+        Contender("flower, tasks forked", over(start_forked), needs=["flwr"], threads=1),
+        Contender("flower as shipped", over(start_shipped), needs=["flwr"], threads=1, skip=few),
+        Contender("flower's simulation", over(start_simulation), needs=["flwr", "ray"], threads=1),
+    ]
+
+
+def work(case: Case, play: Callable[[Spec, Path, Any], object]) -> Work:
+    spec, diary = make_spec(case), Diary()
+    digest: list[bytes] = []
+
+    def step() -> None:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+            diary.begin()
+            play(spec, Path(place) / "run", diary)
+            server = f"checkpoint/round-{spec.rounds:06d}/server.safetensors"
+            digest[:] = [(Path(place) / "run" / server).read_bytes()]
+
+    def answer() -> Answer:
+        diary.ends.clear()  # the first run was to warm up
+        diary.held.clear()
+        return {"server's state": np.frombuffer(digest[0], np.uint8)}
+
+    return Work(step, answer, facts=lambda: diary.facts(spec.rounds))
+
+
+class Programs:
+    """Flower's programs as its own commands start them, with all that they start."""
+
+    def __init__(self, folder: Path) -> None:
+        from asfedbridge.engines.flower.processes import QUIET
+
+        self.folder = folder
+        (folder / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")  # asks no cloud who it is
+        path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "FLWR_HOME": str(folder)}
+        self._env = {**os.environ, **QUIET, **path, "OMP_NUM_THREADS": "1"}
+        self._env.pop("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")  # as shipped
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / "log").open("ab")
+        process = subprocess.Popen(
+            words, env=self._env, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+        )
+        self._running.append(process)
+        return process
+
+    def submit(self, app: Path, address: str, *words: str) -> None:
+        connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
+        (self.folder / "config.toml").write_text(connection)
+        deadline = time.monotonic() + 300
+        while "Uvicorn running" not in (self.folder / "log").read_text(errors="replace"):
+            self.check()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        if self.start("flwr", "run", str(app), "here", *words).wait(300):
+            self.fail()
+        self._running.pop()
+
+    def check(self) -> None:
+        if any(process.poll() is not None for process in self._running):
+            self.fail()
+
+    def fail(self) -> NoReturn:
+        raise WorkerLost((self.folder / "log").read_text(errors="replace")[-1000:])
+
+    def close(self) -> None:
+        """What they started ends with them: each watches its parent."""
+        for process in self._running:
+            process.terminate()
+        for process in self._running:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+Start = Callable[[Path, Spec, Path], Any]  # a folder, what to play, its app: returns what runs it
+
+
+def play_over(start: Start, spec: Spec, out: Path, tell: Tell) -> None:
+    from asfedbridge.experiments.app_folder import write_app
+    from asfedbridge.experiments.loopback import follow
+
+    with tempfile.TemporaryDirectory(prefix="asfedbridge-", ignore_cleanup_errors=True) as name:
+        place = Path(name)
+        (place / "reports").mkdir()
+        write_app(place / "app", spec, {"out": str(out), "report-to": str(place / "reports"), "gathering": 600.0})
+        module = place / "app" / "bridge_app" / "__init__.py"
+        module.write_text(module.read_text() + WEIGHED)
+        (place / "flower").mkdir()
+        fleet = start(place / "flower", spec, place / "app")
+        try:
+            follow(fleet, place / "reports", tell)
+        finally:
+            fleet.close()
+
+
+def node_configs(folder: Path, spec: Spec) -> dict[int, dict[str, Any]]:
+    from asfedbridge.experiments.fleet import parse_fleet
+
+    return {c.id: {"client-id": c.id, "state-dir": str(folder / "states")} for c in parse_fleet(spec.fleet, spec.T)}
+
+
+def start_forked(folder: Path, spec: Spec, app: Path) -> Any:
+    """As `asfedbridge run --engine flower` does it."""
+    from asfedbridge.engines.flower.loopback import Loopback
+    from asfedbridge.experiments.loopback import PRELOAD
+
+    fleet = Loopback(folder, node_configs(folder, spec), PRELOAD)
+    fleet.submit(app)
+    return fleet
+
+
+def start_shipped(folder: Path, spec: Spec, app: Path) -> Any:
+    from asfedbridge.engines.flower.loopback import free_port
+
+    programs, port = Programs(folder), free_port()
+    programs.start("flower-superlink", "--insecure", "--host=127.0.0.1", f"--port={port}")
+    for client, config in node_configs(folder, spec).items():
+        pairs = f'client-id={client} state-dir="{config["state-dir"]}"'
+        words = ["--insecure", f"--superlink=127.0.0.1:{port}", "--host=127.0.0.1", f"--port={free_port()}"]
+        programs.start("flower-supernode", *words, "--node-config", pairs)
+    programs.submit(app, f"127.0.0.1:{port}")
+    return programs
+
+
+def start_simulation(folder: Path, spec: Spec, app: Path) -> Any:
+    from asfedbridge.engines.flower.loopback import free_port
+
+    programs, port = Programs(folder), free_port()
+    programs.start("flower-superlink", "--simulation", "--insecure", "--host=127.0.0.1", f"--port={port}")
+    sizes = f"num-supernodes={len(node_configs(folder, spec))} client-resources-num-cpus=1 init-args-num-cpus=2"
+    programs.submit(app, f"127.0.0.1:{port}", "--federation-config", sizes)
+    return programs
