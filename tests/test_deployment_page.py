@@ -1,0 +1,169 @@
+"""docs/deployment.md, followed literally: its blocks in their order, one folder for each machine, one shell for each
+terminal. Only the ports are others, and a node's number and kind are those of each node in turn."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text(encoding="utf-8")
+BLOCKS = [block.split("\n", 1) for block in re.findall(r"```bash\n# (.*?)```", PAGE, flags=re.DOTALL)]
+KINDS = ("ann", "ann", "snn", "snn")
+OWN = "in a terminal of its own"
+FORKING = (2, 3)  # nodes that take the blocks "instead" and "beside it"
+
+
+def test_every_block_says_where_it_is_typed() -> None:
+    assert len(BLOCKS) == PAGE.count("```bash")
+    places = {head.partition(",")[0] for head, _ in BLOCKS}
+    assert places == {"every machine", "every terminal", "server", "node", "simulation"}
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    for first in range(18000, 60000, 97):
+        try:
+            with ExitStack() as held:
+                for port in range(first, first + count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+        except OSError:
+            continue
+    raise AssertionError("no ports are free")
+
+
+class Terminal:
+    """A shell that keeps its folder and its variables from block to block; the first command that fails ends it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self._count = folder, name, 0
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+        with (folder / f"{name}.log").open("wb") as log:
+            self._shell = subprocess.Popen(
+                ["bash"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        self._say("set -eo pipefail")
+
+    def type(self, block: str, seconds: float = 900) -> None:
+        self._count += 1
+        self._say(f"{block}\necho done-{self._count}")
+        self.wait_for(lambda: f"done-{self._count}\n" in self.text(), seconds)
+
+    def leave_running(self, block: str) -> Path:
+        """Returns its log."""
+        self._count += 1
+        log = self.folder / f"{self.name}-{self._count}.log"
+        self._say(f"{{\n{block}\n}} > '{log}' 2>&1 < /dev/null &")
+        return log
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 1200) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self._shell.poll() is None, f"{self.name} ended:\n{self.text()[-3000:]}"
+            assert time.monotonic() < deadline, f"{self.name} is late:\n{self.text()[-3000:]}"
+            time.sleep(0.2)
+
+    def text(self) -> str:
+        return (self.folder / f"{self.name}.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._shell.pid, how)
+            except ProcessLookupError:
+                break
+            time.sleep(1)
+        self._shell.wait()
+
+    def _say(self, text: str) -> None:
+        assert self._shell.stdin
+        self._shell.stdin.write(f"{text}\n".encode())
+        self._shell.stdin.flush()
+
+
+class Machines:
+    def __init__(self, folder: Path) -> None:
+        first = free_ports(6)
+        self.folder, self._ports = folder, {"8000": first, "8001": first + 1, "9100": first + 2}
+        self.terminals: dict[str, Terminal] = {}
+        self._everywhere: list[str] = []
+
+    def follow(self, head: str, block: str) -> None:
+        for port, ours in self._ports.items():
+            block = block.replace(port, str(ours))
+        where, _, how = head.partition(", ")
+        if where == "every machine":
+            return  # asfedbridge is installed, or this test would not run
+        if where == "every terminal":
+            self._everywhere.append(block)
+        elif where == "node":
+            for number, kind in enumerate(KINDS):
+                if how == "" or (how != OWN) == (number in FORKING):
+                    own = block.replace("N=0 KIND=ann", f"N={number} KIND={kind}")
+                    self._type(self._terminal(f"node{number}"), how, own)
+        else:
+            self._type(self._terminal(where), how, block)
+
+    def _terminal(self, name: str) -> Terminal:
+        if name not in self.terminals:
+            self.terminals[name] = Terminal(self.folder, name)
+            for block in self._everywhere:
+                self.terminals[name].type(block)
+        return self.terminals[name]
+
+    def _type(self, terminal: Terminal, how: str, block: str) -> None:
+        if how.startswith(OWN):
+            log = terminal.leave_running(block)
+            if "flower-superlink" in block:  # nobody turns to the next terminal before it says that it is up
+                terminal.wait_for(lambda: log.exists() and "Uvicorn running" in log.read_text(errors="replace"))
+        else:
+            if how.startswith("once "):
+                terminal.wait_for(lambda: ready(self.folder / "federation" / "run", how))
+            terminal.type(block)
+
+
+def ready(run: Path, how: str) -> bool:
+    if "summary.json" in how:
+        return (run / "summary.json").exists()
+    return (run / "rounds.jsonl").exists() and (run / "rounds.jsonl").stat().st_size > 0
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    pytest.importorskip("flwr")
+    made = Machines(tmp_path)
+    yield made
+    for terminal in made.terminals.values():
+        terminal.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+def test_the_guide_works_as_it_stands(machines: Machines, tmp_path: Path) -> None:
+    for head, block in BLOCKS:
+        print(time.strftime("%X"), head, "|", block.splitlines()[0], flush=True)
+        if not head.startswith("simulation"):
+            machines.follow(head, block)
+    assert (tmp_path / "federation" / "report.html").stat().st_size > 10_000
+    assert "round 1/4" in machines.terminals["server"].text()  # of `flwr log`
+    for number in range(4):
+        assert list((tmp_path / f"node{number}" / "states").rglob("client-*.safetensors"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_simulation_of_the_guide_works_as_it_stands(machines: Machines, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    for head, block in BLOCKS:
+        if head.startswith(("simulation", "every")):
+            machines.follow(head, block)
+    assert (tmp_path / "simulation" / "run" / "summary.json").exists()
