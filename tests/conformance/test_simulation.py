@@ -52,7 +52,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     (home / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     own = {"HOME": str(home), "FLWR_HOME": str(home / "flower"), "PATH": path, "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **QUIET, **own}
+    return {**os.environ, **QUIET, **own, "RAY_worker_niceness": "0"}  # else it starves beside other work
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def superlink(tmp_path: Path, env: dict[str, str]) -> Iterator[str]:
         assert process.poll() is None
         time.sleep(0.2)
     yield address
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGKILL)  # with Ray's driver, and Ray goes when it goes
     process.wait(60)
 
 
