@@ -144,8 +144,10 @@ def contenders(case: Case) -> list[Contender]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--network", nargs="?", const="4,10,4x4", metavar="CASES", help="numbers of clients, xWIDER")
-    parser.add_argument("--only", default="", metavar="NAME,...", help="--network: these contenders, and local")
+    parser.add_argument(
+        "--network", nargs="?", const="4,10,4x4", type=network.check, metavar="CASES", help="numbers of clients, xWIDER"
+    )
+    parser.add_argument("--only", default="", metavar="NAME,...", help=f"beside local: {', '.join(network.NAMES[1:])}")
 
 
 def derive(case: Case, rows: dict[str, dict[str, Any]]) -> dict[str, float]:

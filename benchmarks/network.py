@@ -5,6 +5,7 @@ moving the payload. A run is started from nothing each time and leaves nobody: i
 and would slow down whoever's turn it is.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -31,14 +32,16 @@ WEIGHED = """
 class Weighed(Progress):
     def round_ends(self, records):
         super().round_ends(records)
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        self._line("server: " + next(line for line in lines if line.startswith("Pss:")))
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith(("Rss:", "Pss:")):
+                self._line("server: " + line)
 
 
 apps = make_apps(Path(__file__).with_name("spec.toml"), Weighed)
 server = apps[0]
 client = apps[1]
 """
+NAMES = ("local", "pool of 2", "flower forked", "flower as shipped", "flower simulated")
 Tell = Callable[[str], None]
 
 
@@ -47,8 +50,7 @@ class Diary:
     """When rounds ended, run by run, and what the server held then."""
 
     ends: list[list[float]] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)  # bytes
-    accuracies: list[float] = field(default_factory=list)
+    held: dict[str, list[int]] = field(default_factory=dict)  # bytes: all (RSS), its share of what is shared (PSS)
 
     def begin(self) -> None:
         self.ends.append([])
@@ -56,8 +58,8 @@ class Diary:
     def tell(self, line: str) -> None:
         if re.match(r"round \d+/\d+  accuracy", line):
             self.ends[-1].append(time.perf_counter())
-        if found := re.match(r"server: Pss:\s+(\d+) kB", line):
-            self.held.append(1024 * int(found[1]))
+        if found := re.match(r"server: (Rss|Pss):\s+(\d+) kB", line):
+            self.held.setdefault(found[1].upper(), []).append(1024 * int(found[2]))
 
     def round_ends(self, records: Sequence[Mapping[str, Any]]) -> None:
         self.ends[-1].append(time.perf_counter())
@@ -70,8 +72,14 @@ class Diary:
     def facts(self, rounds: int) -> dict[str, Any]:
         """Seconds from the end of the first round to that of the last, by rounds: the first pays for what is built."""
         each = [(ends[rounds - 1] - ends[0]) / (rounds - 1) for ends in self.ends]
-        found: dict[str, Any] = {"seconds a round": round(float(np.median(each)), 3)}
-        return found | ({"server's PSS in bytes": int(np.median(self.held))} if self.held else {})
+        held = {f"server's {kind} in bytes": int(np.median(values)) for kind, values in self.held.items()}
+        return {"seconds a round": round(float(np.median(each)), 3), **held}
+
+
+def check(names: str) -> str:
+    if not re.fullmatch(r"([2-9]|[1-9]\d+)(x[1-9])?(,([2-9]|[1-9]\d+)(x[1-9])?)*", names):
+        raise argparse.ArgumentTypeError(f"{names}: give numbers of clients such as 4,10,4x4")
+    return names
 
 
 def cases(names: str, quick: bool) -> list[Case]:
@@ -103,12 +111,13 @@ def contenders(case: Case) -> list[Contender]:
         )
 
     few = "starts a process of several seconds for each message; with 4 nodes only" if case["clients"] > 4 else ""
+    local, pool, forked, shipped, simulated = NAMES
     return [
-        Contender("local", inside("local"), threads=1),
-        Contender("pool, 2 workers", inside("pool"), threads=1),
-        Contender("flower, tasks forked", over(start_forked), needs=["flwr"], threads=1),
-        Contender("flower as shipped", over(start_shipped), needs=["flwr"], threads=1, skip=few),
-        Contender("flower's simulation", over(start_simulation), needs=["flwr", "ray"], threads=1),
+        Contender(local, inside("local"), threads=1),
+        Contender(pool, inside("pool"), threads=1),
+        Contender(forked, over(start_forked), needs=["flwr"], threads=1),
+        Contender(shipped, over(start_shipped), needs=["flwr"], threads=1, skip=few),
+        Contender(simulated, over(start_simulation), needs=["flwr", "ray"], threads=1),
     ]
 
 

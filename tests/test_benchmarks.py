@@ -100,8 +100,8 @@ def search_path() -> str:
     return os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
-    out, err = process.communicate(timeout=300)
+def finish(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, dict[str, Any], str]:
+    out, err = process.communicate(timeout=seconds)
     lines = out.splitlines()
     return process.returncode, json.loads(lines[-1]) if lines else {}, err
 
@@ -215,6 +215,27 @@ def test_every_script_runs(name: str) -> None:
                 assert {"median", "min", "max", "ratio", "seconds", "facts"} <= row.keys()
                 assert row["n"] == 1
     assert len(err.splitlines()) < 40  # a table, not what libraries print
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_rounds_over_a_network() -> None:
+    pytest.importorskip("flwr")
+    words = ("--network", "2", "--only", "pool of 2,flower forked,flower simulated")
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / "latency.py"), *words, *QUICKLY],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    code, result, err = finish(process, 1500)
+    assert code == 0, err
+    assert result["equal"]
+    found = rows(result)
+    assert [row["status"] for row in found.values()] == ["ok"] * 4, found
+    assert all(row["facts"]["seconds a round"] > 0 for row in found.values())
+    assert found["flower forked"]["facts"]["server's RSS in bytes"] > 2**26
 
 
 def test_every_script_is_tested() -> None:
