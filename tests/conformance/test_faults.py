@@ -184,6 +184,7 @@ def test_a_federation_bears_its_faults(federation: Federation, tmp_path: Path) -
     federation.make_key("stranger", register=False)
     federation.start_node("stranger", f"client-id={KILLED}", brisk=False)
     assert federation.processes["stranger"].wait(300) != 0
+    assert "Failed to activate SuperNode" in federation.log("stranger")
     assert "SuperNode ID" not in federation.log("stranger")
 
     wait_for(lambda: played() >= 2)  # the fourth round has begun

@@ -14,7 +14,7 @@ from tests.engines.flower.grid import InProcessGrid
 
 from asfedbridge.core.errors import TooFewClients
 from asfedbridge.core.protocol import METHODS, Method, Upload
-from asfedbridge.engines.flower import messages, roster
+from asfedbridge.engines.flower import pace, roster
 from asfedbridge.engines.flower.engine import FlowerEngine
 from asfedbridge.engines.flower.node import Site, make_client_app
 from asfedbridge.engines.flower.roster import Roster
@@ -44,7 +44,7 @@ FLEET = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "POLL", 0.0)
+    monkeypatch.setattr(pace, "POLL", 0.0)
     monkeypatch.setattr(roster, "ASK_AFTER", 0.0)
     monkeypatch.setattr(roster, "PATIENCE", 0.2)
 

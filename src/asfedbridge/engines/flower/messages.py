@@ -7,9 +7,9 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from asfedbridge.engines.flower import pace
 from asfedbridge.engines.tolerance import Event, What
 
-POLL = 0.2  # seconds; Flower's own waiting asks every 3
 WHAT: dict[int, What] = {
     ErrorCode.NODE_UNAVAILABLE: "lost",
     ErrorCode.CLIENT_APP_CRASHED: "lost",
@@ -36,7 +36,7 @@ def replies(grid: Grid, message_ids: Iterable[str], timeout: float) -> Iterator[
                 waiting.discard(message_id)
                 yield message_id, answer
         if waiting:
-            time.sleep(POLL)
+            time.sleep(pace.POLL)
     for message_id in sorted(waiting):
         yield message_id, None
 

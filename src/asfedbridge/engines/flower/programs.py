@@ -7,7 +7,6 @@ Flower starts a new process for each message, which loads torch anew each time. 
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Queue
@@ -27,9 +26,10 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from asfedbridge.engines.flower.pace import BriskTime, quicken
 from asfedbridge.engines.process import die_with
 
-LONGEST_SLEEP = 1.0  # seconds
+quicken()
 
 
 class ForkingExecutor(SubprocessExecutor):
@@ -81,16 +81,6 @@ def serve_tasks(address: str, certificates: str | None) -> None:
         root_certificates_path=certificates,
         runtime_dependency_install=False,
     )
-
-
-class BriskTime:
-    """In place of the module `time` in Flower's SuperNode, which asks for messages every 3 seconds only."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(min(seconds, LONGEST_SLEEP))
 
 
 def run_program(name: str, words: list[str]) -> None:

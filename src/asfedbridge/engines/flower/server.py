@@ -5,6 +5,8 @@ from collections.abc import Callable
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from asfedbridge.engines.flower.pace import quicken
+
 PlayOver = Callable[[Grid, Context], None]
 
 
@@ -13,6 +15,7 @@ def make_server_app(play: PlayOver) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        quicken()
         play(grid, context)
 
     return app
