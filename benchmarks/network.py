@@ -151,6 +151,7 @@ class Programs:
         path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "FLWR_HOME": str(folder)}
         self._env = {**os.environ, **QUIET, **path, "OMP_NUM_THREADS": "1"}
         self._env.pop("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")  # as shipped
+        self._env["RAY_worker_niceness"] = "0"  # else it comes last beside any other load
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
