@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from asfedbridge.core.errors import WorkerLost
+from asfedbridge.engines.process import die_with
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import execute
 from asfedbridge.experiments.spec import Spec, apply_overrides
@@ -155,10 +156,9 @@ class Programs:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        log = (self.folder / "log").open("ab")
-        process = subprocess.Popen(
-            words, env=self._env, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
-        )
+        log, parent = (self.folder / "log").open("ab"), os.getpid()
+        options: dict[str, Any] = {"stdout": log, "stderr": log, "preexec_fn": lambda: die_with(parent)}
+        process = subprocess.Popen(words, env=self._env, cwd=self.folder, **options)
         self._running.append(process)
         return process
 
