@@ -8,11 +8,13 @@ and would slow down whoever's turn it is.
 import argparse
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -165,10 +167,11 @@ class Programs:
     def submit(self, app: Path, address: str, *words: str) -> None:
         connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
         (self.folder / "config.toml").write_text(connection)
-        deadline = time.monotonic() + 300
-        while "Uvicorn running" not in (self.folder / "log").read_text(errors="replace"):
+        host, _, port = address.partition(":")
+        while True:
             self.check()
-            assert time.monotonic() < deadline
+            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+                break
             time.sleep(0.2)
         if self.start("flwr", "run", str(app), "here", *words).wait(300):
             self.fail()
@@ -179,6 +182,7 @@ class Programs:
             self.fail()
 
     def fail(self) -> NoReturn:
+        self.close()
         raise WorkerLost((self.folder / "log").read_text(errors="replace")[-1000:])
 
     def close(self) -> None:
