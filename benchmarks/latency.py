@@ -160,7 +160,7 @@ def derive(case: Case, rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 BENCHMARK = Benchmark(
     script=os.path.abspath(__file__),
-    claim="a method that does nothing: what a round costs by itself",
+    claim="what a round costs by itself: nothing is learned, or (--network) little",
     baseline="local",
     cases=cases,
     contenders=contenders,

@@ -11,7 +11,7 @@ from typing import Any
 from asfedbridge import __version__
 from contender import Case
 
-LIBRARIES = ("torch", "numpy", "numba", "spikingjelly", "snntorch", "norse")
+LIBRARIES = ("torch", "numpy", "numba", "flwr", "ray", "spikingjelly", "snntorch", "norse")
 
 
 def machine() -> dict[str, Any]:
