@@ -288,6 +288,45 @@ def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(tmp_path: Path, m
 def test_states_on_nodes_and_here_are_told_apart(root: Path) -> None:
     write(root, 1, 1.0)
     assert "on this machine, not on nodes" in one_line(root, IDENTITY | {"states": "nodes"})
-    path = root / "round-000001" / "checkpoint.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"identity": IDENTITY | {"states": "nodes"}}))
+    write(root, 1, 1.0, IDENTITY | {"states": "nodes"})
     assert "on nodes, not on this machine" in one_line(root, IDENTITY)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"clients": {}},  # who is not named would begin anew
+        {"next_round": 2},
+        {"seconds": 7.5},
+        {"records": "x"},
+        {"identity": IDENTITY | {"more": "x"}},
+        {"more": 1},
+    ],
+)
+def test_an_index_that_was_changed_is_found(root: Path, changed: dict[str, Any]) -> None:
+    write(root, 1, 1.0)
+    path = root / "round-000001" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert f"{path}: this checkpoint is damaged (its checksum differs)" in one_line(root)
+    assert set(files_of(1)) <= set(listing(root))
+
+
+def test_an_index_without_a_checksum_is_of_the_older_format(root: Path) -> None:
+    write(root, 1, 1.0)
+    path = root / "round-000001" / "checkpoint.json"
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps(index | {"format": 2}))
+    assert "not those of its format" in one_line(root)
+    del index["sha256"]
+    path.write_text(json.dumps(index))
+    assert "its checksum differs" in one_line(root)
+    del index["records"]
+    path.write_text(json.dumps(index | {"format": 2}))
+    assert read(root) == (1, 1.0, [1.0, 2.0])
+
+
+def test_what_the_records_were_is_remembered(root: Path) -> None:
+    save(root, 1, {}, Shelf(root), IDENTITY, records="r" * 64)  # type: ignore[arg-type]
+    found = load(root, Shelf(root), IDENTITY)  # type: ignore[arg-type]
+    assert found
+    assert found.records == "r" * 64

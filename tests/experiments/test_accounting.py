@@ -87,3 +87,17 @@ def test_releases_outlast_a_resume(tmp_path: Path) -> None:
     assert read_releases(again.path) == [[0, 1], [2], [2]]
     assert read_releases(tmp_path) == []
     assert json.loads((again.path / RELEASES).read_text().splitlines()[1]) == [0, 1]
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[0, x]", b"[0, -1]", b'["0"]', b"[0, 1}", b"0, 1", b"[true]", b"\xff"])
+def test_a_release_that_cannot_be_read_is_not_passed_over(tmp_path: Path, line: bytes) -> None:
+    """Epsilon would be told too small."""
+    (tmp_path / RELEASES).write_bytes(b"\n[0, 1]\n\n" + line + b"\n\n[2]\n")
+    with pytest.raises(BadInput, match=r"releases\.jsonl: .* is damaged"):
+        read_releases(tmp_path)
+
+
+@pytest.mark.parametrize("line", [b"", b"[", b"[0", b"[0,", b"[0, ", b"[0, 12"])
+def test_a_release_cut_short_was_never_sent_out(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / RELEASES).write_bytes(b"\n[0, 1]\n\n" + line + b"\n[2]\n")
+    assert read_releases(tmp_path) == [[0, 1], [2]]

@@ -194,3 +194,41 @@ def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path
     assert read_events(tmp_path) == lost
     folder.begin(1)
     assert read_events(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", [b"5", b"null", b"[]", b"{}", b'{"round": "1"}', b'{"round": true}', b"{", b""])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    folder.add_round([entry(0)])
+    file = tmp_path / "rounds.jsonl"
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    folder.add_round([entry(1)])
+    for read in (lambda: read_rounds(tmp_path), lambda: folder.begin(1)):
+        with pytest.raises(BadInput, match=r"rounds\.jsonl: line 2 is damaged"):
+            read()
+
+
+def test_a_run_goes_on_with_the_records_it_had(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    folder.add_round([entry(0), entry(0, 1)])
+    sha256 = folder.records_sha256()
+    folder.add_round([entry(1), entry(1, 1)])
+    file = tmp_path / "rounds.jsonl"
+    whole = file.read_bytes()
+    for content in (whole.replace(b"0.5", b"0.6"), b"".join(whole.splitlines(keepends=True)[1:]), b""):
+        file.write_bytes(content)
+        with pytest.raises(BadInput, match=r"rounds\.jsonl: is not what it was after round 0; restore it"):
+            folder.begin(1, sha256)
+        assert file.read_bytes() == content
+    file.write_bytes(whole)
+    assert folder.begin(1, sha256) == [entry(0), entry(0, 1)]
+
+
+def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml.partial").write_text("half")
+    RunFolder(tmp_path, SPEC, resume=False).hand_over()
+    (tmp_path / "env.json").unlink()  # killed between the two
+    RunFolder(tmp_path, SPEC, resume=True).hand_over()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "env.json", "spec.toml"]

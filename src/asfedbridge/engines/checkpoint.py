@@ -8,6 +8,7 @@ A snapshot is a checkpoint that is kept aside, for whoever wants to look at a ru
 files, with ``clients/`` inside.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Container, Mapping
@@ -20,8 +21,9 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.engines import files
 from asfedbridge.engines.loop import Engine
 
-FORMAT = 2
+FORMAT, UNSEALED = 3, 2  # the older one, without a checksum of its own and of the records, is read as well
 INDEX, SERVER, CLIENTS = "checkpoint.json", "server.safetensors", "clients"
+UNSEALED_KEYS = {"format", "next_round", "seconds", "identity", "clients", "server"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Checkpoint:
     server: Payload
     seconds: float  # that the run had taken so far
     states: Mapping[str, str]  # name and SHA-256 of the file of every client that ever trained
+    records: str = ""  # SHA-256 of the run's records up to here; empty: not known
 
 
 def save(
@@ -40,6 +43,7 @@ def save(
     identity: Mapping[str, str],
     seconds: float = 0.0,
     aside: Path | None = None,
+    records: str = "",
 ) -> None:
     """Write a checkpoint; ``identity`` (specification, data, partition) must be the same when it is read.
 
@@ -54,6 +58,7 @@ def save(
         "seconds": seconds,
         "identity": dict(identity),
         "clients": dict(sorted(states.items())),
+        "records": records,
     }
     name = f"round-{next_round:06d}"
     if aside:
@@ -81,15 +86,11 @@ def list_folders(root: Path) -> list[Path]:
 
 def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
     """What a folder holds; changes nothing."""
+    index = _read_index(folder / INDEX)
     try:
-        index = json.loads((folder / INDEX).read_bytes())
-        if (found := index["format"]) != FORMAT:
-            raise BadInput(f"{folder / INDEX}: format {found} is not {FORMAT}, which this version reads")
         next_round, seconds, sha256 = int(index["next_round"]), float(index["seconds"]), str(index["server"])
         states, belongs = {**index["clients"]}, {**index["identity"]}
-    except BadInput:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise files.damaged(folder / INDEX, type(error).__name__) from None
     if belongs.get("states") != identity.get("states"):  # on the nodes of a network, or here
         raise BadInput(
@@ -102,7 +103,29 @@ def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
                 f"{folder}: this checkpoint belongs to another {what} ({str(belongs.get(what))[:12]}, "
                 f"not {value[:12]}); give the run's own settings and data, or another --out"
             )
-    return Checkpoint(next_round, files.read_tensors(folder / SERVER, sha256), seconds, states)
+    server = files.read_tensors(folder / SERVER, sha256)
+    return Checkpoint(next_round, server, seconds, states, index.get("records", ""))
+
+
+def _read_index(file: Path) -> dict[str, Any]:
+    """An index, if it is what was written."""
+    try:
+        index = dict(json.loads(file.read_bytes()))
+        form, seal = index["format"], index.pop("sha256", None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise files.damaged(file, type(error).__name__) from None
+    if form not in (FORMAT, UNSEALED):
+        raise BadInput(f"{file}: format {json.dumps(form)[:40]} is not {FORMAT}, which this version reads")
+    if form == UNSEALED and (seal is not None or index.keys() != UNSEALED_KEYS):
+        raise files.damaged(file, "its entries are not those of its format")
+    if form == FORMAT and seal != _seal(index):
+        raise files.damaged(file, "its checksum differs")
+    return index
+
+
+def _seal(index: Mapping[str, Any]) -> str:
+    """The index's own checksum: a client that is missing in it would begin anew, and nobody would notice."""
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def _where(identity: Mapping[str, str]) -> str:
@@ -121,7 +144,7 @@ def _write(target: Path, server: Payload, index: Mapping[str, Any], clients: Pat
             _link(clients / name, partial / CLIENTS / name)
         files.sync_folder(partial / CLIENTS)
     content = {**index, "server": files.write_tensors(partial / SERVER, server)}
-    files.write_through(partial / INDEX, json.dumps(content, indent=1).encode())
+    files.write_through(partial / INDEX, json.dumps({**content, "sha256": _seal(content)}, indent=1).encode())
     files.sync_folder(partial)
     partial.rename(target)
     files.sync_folder(target.parent)

@@ -195,7 +195,7 @@ def play(
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
-    records = folder.begin(start)
+    records = folder.begin(start, restored.records if restored else "")
     begin = time.perf_counter() - (restored.seconds if restored else 0.0)
     observer.run_begins(spec, setting, start)
     for event in early:
@@ -219,7 +219,8 @@ def play(
         if not rnd.closing and (kept or played % spec.checkpoint_every == 0 or played == rnd.total):
             seconds = time.perf_counter() - begin
             aside = folder.snapshots if kept else None
-            checkpoint.save(folder.checkpoints, played, state, engine, identity, seconds, aside)
+            told = folder.records_sha256()
+            checkpoint.save(folder.checkpoints, played, state, engine, identity, seconds, aside, told)
         observer.round_ends(new)
 
     server = restored.server if restored else None

@@ -1,12 +1,13 @@
 """The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, snapshots/, tensorboard/."""
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +24,9 @@ from asfedbridge.experiments.toml import read_toml, write_toml
 
 SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
 CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"
+BEGINNING = {LOCK, f"{SPEC}.partial"}  # all there is when a run is killed before it has begun
 RELEASES = "releases.jsonl"  # of a private run
+CUT_OFF = re.compile(rb"(\[(\d+, )*(\d+,?)?)?")  # what a crash can leave of a release
 
 
 class RunFolder:
@@ -33,7 +36,7 @@ class RunFolder:
         self.path = path
         self.spec = spec
         old = read_spec(path, base=spec)
-        if old is None and path.is_dir() and any(p.name != LOCK for p in path.iterdir()):
+        if old is None and path.is_dir() and any(p.name not in BEGINNING for p in path.iterdir()):
             raise BadInput(f"--out {path}: the folder holds other files; give a new or empty one")
         if old is not None and not resume:
             raise BadInput(f"--out {path}: the folder holds another run; add --resume to go on, or give another --out")
@@ -42,8 +45,9 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         if old is None:
-            write_atomic(path / ENV, json.dumps(environment(spec), indent=2).encode())
             write_atomic(path / SPEC, write_toml(spec).encode())
+        if not (path / ENV).exists():
+            write_atomic(path / ENV, json.dumps(environment(spec), indent=2).encode())
         self._events: EventFile | None = None
 
     @property
@@ -54,15 +58,27 @@ class RunFolder:
     def snapshots(self) -> Path:
         return self.path / SNAPSHOTS
 
-    def begin(self, next_round: int) -> list[Record]:
-        """Drop records of rounds that will be played again, and write the TensorBoard file anew from the rest."""
+    def begin(self, next_round: int, sha256: str = "") -> list[Record]:
+        """Drop records of rounds that will be played again, and write the TensorBoard file anew from the rest.
+
+        ``sha256`` is that of the rest, as a checkpoint remembers it.
+        """
         kept = [r for r in _read_lines(self.path) if r["round"] < next_round]
+        if sha256 and hashlib.sha256(_lines(kept)).hexdigest() != sha256:
+            raise BadInput(
+                f"{self.path / ROUNDS}: is not what it was after round {next_round - 1}; "
+                f"restore it, or start again in another --out"
+            )
         write_atomic(self.path / ROUNDS, _lines(kept))
         records = [r for r in kept if "event" not in r]
         self._events = EventFile(self.path / "tensorboard")
         for index in sorted({r["round"] for r in records}):
             self._log([r for r in records if r["round"] == index])
         return records
+
+    def records_sha256(self) -> str:
+        """Of all records so far: what `begin` asks for."""
+        return hashlib.sha256((self.path / ROUNDS).read_bytes()).hexdigest()
 
     def add_round(self, records: Sequence[Record]) -> None:
         self.add_events(records)
@@ -133,24 +149,36 @@ def read_events(path: Path) -> list[Record]:
 
 
 def _read_lines(path: Path) -> list[Record]:
-    """Every complete line; a line cut short by a crash ends the reading."""
+    """Every record. A line cut short by a crash, without its end, is passed over; other damage is said."""
     file = path / ROUNDS
     records: list[Record] = []
-    for line in file.read_bytes().splitlines() if file.exists() else []:
+    *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
-            break
+            record = None
+        if not isinstance(record, dict) or type(record.get("round")) is not int:
+            raise BadInput(f"{file}: line {number} is damaged; restore the file, or remove what is not whole")
+        records.append(record)
     return records
 
 
 def read_releases(path: Path) -> list[list[int]]:
-    """The clients of every release; a line cut short by a crash was never sent out."""
+    """The clients of every release. A line cut short by a crash was never sent out; any other must be there, or epsilon
+    would be told too small."""
     file = path / RELEASES
     found: list[list[int]] = []
-    for line in file.read_bytes().splitlines() if file.exists() else []:
-        with suppress(ValueError):
-            found.append(json.loads(line))
+    for line in file.read_bytes().split(b"\n") if file.exists() else []:
+        try:
+            clients = json.loads(line)
+        except ValueError:
+            if CUT_OFF.fullmatch(line):
+                continue
+            clients = None
+        if not isinstance(clients, list) or not all(type(client) is int and client >= 0 for client in clients):
+            raise BadInput(f"{file}: {line[:40]!r} is damaged: whose updates it counted is not known; restore the file")
+        found.append(clients)
     return found
 
 
