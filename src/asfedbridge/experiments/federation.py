@@ -99,7 +99,9 @@ def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observ
     tolerance = Tolerance(tell, int(config["min-clients"]), float(config["patience"]))
     infos = setting.clients if setting else parse_fleet(spec.fleet, spec.T)
     identity = setting.identity(spec) if setting else {"specification": spec.digest()}
-    roster = Roster(grid, infos, identity)
+    task = setting.task if setting else None
+    shape = (task.classes, task.channels, task.image_size, task.frames) if task else None
+    roster = Roster(grid, infos, identity, shape)
     observer.waits(f"waiting for {len(infos)} clients")
     early: list[Event] = []
     roster.gather(float(config["gathering"]), early.append)

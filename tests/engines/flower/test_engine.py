@@ -330,6 +330,19 @@ def test_an_answer_of_nonsense_gets_no_seat(three: Setting, tmp_path: Path) -> N
     assert "client 1, who is not of this run" in stage.told[0][1].reason
 
 
+def test_who_comes_first_does_not_say_what_the_data_are_where_the_server_knows(three: Setting, tmp_path: Path) -> None:
+    stage = Stage(three, FedAvg(), tmp_path)
+    false = dataclasses.replace(three.task, classes=11)
+    stage.grid.nodes[98] = stage.node(2, task=false)  # its number is the lowest: it is asked first
+    shape = (10, 1, three.task.image_size, 1)
+    found = Roster(stage.grid, three.clients, IDENTITY, shape)
+    events: list[Event] = []
+    found.meet(events.append)
+    assert found.seats == {0: 100, 1: 99}
+    assert found.shape == shape
+    assert "its shape is [11, 1, 8, 1], others have [10, 1, 8, 1]" in events[0].reason
+
+
 def test_sizes_are_filled_in_where_only_nodes_know_them(three: Setting, tmp_path: Path) -> None:
     stage = Stage(three, FedAvg(), tmp_path)
     unknown = [dataclasses.replace(c, train_size=0, test_size=0) for c in three.clients]

@@ -23,14 +23,16 @@ Shape = tuple[int, int, int, int]  # of the data: classes, channels, image size,
 
 
 class Roster:
-    """``infos`` are the fleet's clients; where the data are on the nodes alone, sizes of 0 are filled in by them. What
-    else the first node says of its data must be everybody's."""
+    """``infos`` are the fleet's clients. Where the data are on the nodes alone, sizes of 0 are filled in by them, and
+    what else the first node says of its data must be everybody's; a server that has seen the data gives their shape."""
 
-    def __init__(self, grid: Grid, infos: Sequence[ClientInfo], identity: Mapping[str, str]) -> None:
+    def __init__(
+        self, grid: Grid, infos: Sequence[ClientInfo], identity: Mapping[str, str], shape: Shape | None = None
+    ) -> None:
         self._grid, self._identity = grid, identity
         self.infos = {info.id: info for info in infos}
         self.seats: dict[int, int] = {}  # client: node, of those that are online
-        self._common: dict[str, Any] = {}
+        self._common: dict[str, Any] = {"shape": list(shape)} if shape else {}
         self._turned_away: dict[int, tuple[float, str]] = {}  # node: until when, and why
 
     @property
