@@ -244,9 +244,9 @@ def command_run(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources import data_root
     from asfedbridge.experiments.recipes import quickstart
     from asfedbridge.experiments.run import execute
-    from asfedbridge.experiments.store import read_spec
+    from asfedbridge.experiments.store import SUMMARY, read_spec
     from asfedbridge.report.progress import Progress
-    from asfedbridge.report.tables import client_rows, render_text, run_rows
+    from asfedbridge.report.tables import check_summary, client_rows, render_text, run_rows
 
     if args.workers and args.engine != "pool":
         raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
@@ -276,6 +276,7 @@ def command_run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
         return INTERRUPTED
+    check_summary(summary, out / SUMMARY)  # of a run that had ended before, it is read from the disk
     table = f"\n{render_text(client_rows(summary))}\n\n{render_text(run_rows([summary]))}\n\nrun folder: {out}"
     print(table, file=sys.stderr if args.json else sys.stdout)
     if args.json:

@@ -110,7 +110,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         find_summaries([tmp_path])
 
 
-@pytest.mark.parametrize("content", [{"method": "x"}, {"accuracy": 5}, [1]])
+@pytest.mark.parametrize("content", [{"method": "x"}, {"accuracy": 5}, [1], summary(clients=5), summary(clients=[{}])])
 def test_a_summary_that_is_not_ours_is_named(tmp_path: Path, content: Any) -> None:
     store(tmp_path / "foreign", content)
     with pytest.raises(BadInput, match="foreign"):

@@ -75,14 +75,20 @@ def find_runs(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
             raise BadInput(f"{folder}: there is no such folder")
         for file in sorted(folder.rglob("summary.json")):
             summary = read_summary(file.parent) or {}
-            try:
-                run_rows([summary])
-            except (KeyError, TypeError, AttributeError, ValueError):
-                raise BadInput(f"{file}: is not the summary of a run; remove it or name other folders") from None
+            check_summary(summary, file)
             found.setdefault(file.parent, summary)
     if not found:
         raise BadInput(f"{', '.join(map(str, folders))}: no finished run here (no summary.json)")
     return found
+
+
+def check_summary(summary: dict[str, Any], file: Path) -> None:
+    """BadInput if tables cannot be made of it."""
+    try:
+        run_rows([summary])
+        client_rows(summary)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+        raise BadInput(f"{file}: is not the summary of a run; restore it, or remove it") from None
 
 
 def _short(data: str) -> str:
