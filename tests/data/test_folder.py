@@ -1,4 +1,6 @@
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +91,23 @@ def test_damaged_images_are_named(root: Path) -> None:
     refuse(root, bad, "damaged")
     bad.write_bytes(b"plain text")
     refuse(root, bad, "not a readable image")
+
+
+def test_only_formats_that_the_names_promise_are_decoded(root: Path) -> None:
+    """Pillow would hand PostScript to another program."""
+    odd = root / "train" / "ant" / "0.png"
+    Image.fromarray(np.zeros((10, 10), np.uint8)).save(odd, "EPS")
+    refuse(root, odd, "not a readable image")
+
+
+@pytest.mark.parametrize("kind", [TypeError, IndexError, struct.error, KeyError, MemoryError, AttributeError])
+def test_whatever_a_decoder_raises_is_damage(root: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    def fails(*args: object) -> None:
+        raise kind("x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "convert", fails)
+        refuse(root, root / "train" / "ant" / "0.png", "damaged")
 
 
 def test_sixteen_bit_images_are_refused(root: Path) -> None:

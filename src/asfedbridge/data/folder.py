@@ -12,6 +12,8 @@ from asfedbridge.data.mapped import read
 from asfedbridge.data.memory import check_memory
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"})
+# What these names promise. Pillow would try every format it knows on any file, and of one starts another program.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 GREY = frozenset({"1", "L", "LA"})
 DEEP = frozenset({"I", "F"})  # and "I;16...": turning these into 8 bits would clip them
 
@@ -74,9 +76,9 @@ def read_header(file: Path) -> tuple[str, tuple[int, int]]:
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             return image.mode, image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders have many ways to fail on a damaged file
         raise BadInput(f"{file}: not a readable image: replace or remove it") from error
 
 
@@ -91,9 +93,9 @@ def read_image(file: Path, mode: str, image_size: int) -> Tensor:
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             pixels = np.array(image.convert(mode), dtype=np.uint8)
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:
         raise BadInput(f"{file}: the image is damaged: replace or remove it") from error
     x = torch.from_numpy(pixels.reshape(1, *pixels.shape[:2], -1)).permute(0, 3, 1, 2)
     return read(resize(x, image_size)) if image_size else x
