@@ -1,3 +1,4 @@
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,14 @@ def test_truncated_and_tampered_archives(tmp_path: Path) -> None:
     tampered[200:260] = bytes(60)
     path.write_bytes(tampered)
     refuse(path, "x_train", "cannot be read")
+
+
+@pytest.mark.parametrize("content", [b"", b"plain text", b"\x93NUMPY\x01\x00\x02\x00{}", b"\x93NUMPY\x09\x00"])
+def test_entries_that_are_no_arrays(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, entry in (entries | {"y_train.npy": content}).items():
+            archive.writestr(name, entry)
+    refuse(path, "y_train", "cannot be read")

@@ -203,6 +203,9 @@ def test_an_archive_of_events_is_known_by_its_arrays(tmp_path: Path) -> None:
         ({"split": np.arange(12)}, "split must be"),
         ({"sensor_size": np.array([8, 8])}, "sensor_size"),
         ({"sensor_size": np.array([20, 16])}, "sensor_size"),
+        ({"sensor_size": np.array([2**40, 2**40])}, "frames: 1099511627776x1099511627776 pixels"),  # no room for them
+        ({"x": np.array([2**40])}, "x holds 1099511627776"),
+        ({"t": np.array([2**62])}, "t holds 4611686018427387904"),  # times T it would overflow
     ],
 )
 def test_faulty_archives_are_refused_in_one_line(tmp_path: Path, changed: dict[str, Any], words: str) -> None:

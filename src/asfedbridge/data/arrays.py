@@ -1,7 +1,5 @@
 """Image sets in one NumPy archive: `npz:PATH` with x_train, y_train, x_test, y_test and perhaps classes."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.memory import check_bytes
 
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -54,15 +51,18 @@ def read_arrays(
             return {key: read_array(path, archive, key) for key in names}
     except BadInput:
         raise
-    except UNREADABLE as error:
+    except Exception as error:  # zip and NumPy have many ways to fail on a damaged file
         raise BadInput(f"{path}: not a readable npz archive ({brief(error)}): copy or write it again") from error
 
 
 def read_array(path: Path, archive: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     try:
-        return archive[key]
-    except UNREADABLE as error:
+        array = archive[key]
+        if not isinstance(array, np.ndarray):  # without NumPy's mark at its beginning: bytes
+            raise ValueError("it is no array of NumPy's")
+    except Exception as error:
         raise BadInput(f"{path}: array {key} cannot be read ({brief(error)}): write the file again") from error
+    return array
 
 
 def images(path: Path, key: str, x: np.ndarray) -> Tensor:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.arrays import UNREADABLE, class_names, labels, read_arrays
-from asfedbridge.data.dataset import Dataset, assemble
+from asfedbridge.data.arrays import class_names, labels, read_arrays
+from asfedbridge.data.dataset import Dataset, assemble, check_shape
 from asfedbridge.data.decoded import refusal
 from asfedbridge.data.events import Events
 from asfedbridge.data.frames import Framing, check_size, frames_of_all, left_out, scale
 
 KEYS = ("x", "y", "p", "t", "offsets", "labels", "split")
+MOST = {"x": 2**16, "y": 2**16, "t": 2**53}  # pixels, microseconds: beyond them arithmetic would overflow
 
 
 def holds_events(path: Path) -> bool:
@@ -25,7 +26,7 @@ def holds_events(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return {"t", "offsets"} <= set(np.load(file, allow_pickle=False).files)
-    except (*UNREADABLE, AttributeError):  # a single array has no names
+    except Exception:  # also a single array, which has no names
         return False
 
 
@@ -41,6 +42,7 @@ def load_event_arrays(name: str, path: Path, image_size: int, framing: Framing, 
         raise BadInput(f"{path}: split must be 'train' or 'test' for each recording")
     side = _sensor(path, events, arrays.get("sensor_size"))
     size = check_size(name, image_size or side, side)
+    check_shape(f"{path}: frames", size, size)  # before there are any
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty) and not skip_damaged:
         raise refusal(f"{path}: recording {empty[0]} holds no event", len(empty))
@@ -62,6 +64,8 @@ def _checked_events(path: Path, arrays: dict[str, np.ndarray]) -> tuple[Events, 
             raise BadInput(f"{path}: {key} is {array.dtype} of shape {array.shape}: store whole numbers, one per event")
         if array.size == 0 or array.min() < 0:
             raise BadInput(f"{path}: {key} is empty or holds negative numbers: write the file again")
+        if key in MOST and array.max() >= MOST[key]:
+            raise BadInput(f"{path}: {key} holds {array.max()}, which no camera has: write the file again")
     if not len(x) == len(y) == len(p) == len(t):
         raise BadInput(f"{path}: x, y, p, t have {len(x)}, {len(y)}, {len(p)}, {len(t)} events: store all four of each")
     if p.max() > 1:
