@@ -187,3 +187,32 @@ def test_a_stamp_sees_names_sizes_and_times(tmp_path: Path) -> None:
     os.utime(file, ns=(5, 5))
     file.rename(tmp_path / "b")
     assert stamp([tmp_path / "b"]) != first
+
+
+def build(folder: Path) -> np.ndarray:
+    return decoded(folder, SOME, decode, SHAPE, np.uint8, {"T": 4}, workers=1).rows
+
+
+def test_rows_of_another_kind_are_made_again(tmp_path: Path) -> None:
+    build(tmp_path)
+    rows = store_in(tmp_path) / ROWS
+    rows.write_bytes(rows.read_bytes().replace(b"|u1", b"|i1"))
+    assert np.array_equal(build(tmp_path), content(SOME))
+    assert build(tmp_path).dtype == np.uint8
+
+
+@pytest.mark.parametrize("damaged", ["5", '{"x": "y"}', '{"0": "a\\nb"}', '{"0": 5}', '{"99999": "x"}'])
+def test_an_index_that_says_something_else_is_damaged(tmp_path: Path, damaged: str) -> None:
+    build(tmp_path)
+    for text in (f'{{"damaged": {damaged}}}', damaged):
+        (store_in(tmp_path) / INDEX).write_text(text)
+        with pytest.raises(BadInput, match="is damaged: delete the folder"):
+            build(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["5", "{", "{}", '{"first": "0", "damaged": {}}', '{"first": 1, "damaged": {}}'])
+def test_a_note_that_says_something_else_is_passed_over(tmp_path: Path, line: str) -> None:
+    build(tmp_path)
+    (store_in(tmp_path) / INDEX).unlink()
+    (store_in(tmp_path) / DONE).write_text(line + "\n")
+    assert np.array_equal(build(tmp_path), content(SOME))

@@ -79,7 +79,11 @@ class Layout:
             os.fsync(file.fileno())
 
     def whole(self) -> bool:
-        return self.path.is_file() and self.path.stat().st_size == len(self.header) + self.count * self.row_bytes
+        """Of the right size and kind; the rows have no checksum."""
+        if not self.path.is_file() or self.path.stat().st_size != len(self.header) + self.count * self.row_bytes:
+            return False
+        with self.path.open("rb") as file:
+            return file.read(len(self.header)) == self.header
 
 
 def tell(what: str, done: int, total: int) -> None:
@@ -114,11 +118,11 @@ def decoded(
     store = folder / digest[:16]
     layout = Layout(store / ROWS, len(items), shape, np.dtype(dtype).str)
     try:
-        index = _read_index(store)
+        index = _read_index(store, len(items))
         if index is None or not layout.whole():
             store.mkdir(parents=True, exist_ok=True)
             with _alone(store):
-                index = _read_index(store)  # another process may have built it meanwhile
+                index = _read_index(store, len(items))  # another process may have built it meanwhile
                 if index is None or not layout.whole():
                     damaged = _build(layout, items, decode, skip_damaged, workers, progress)
                     index = {"made_from": plain, "damaged": {str(n): why for n, why in sorted(damaged.items())}}
@@ -155,7 +159,7 @@ def _build(
     if not (done.exists() and layout.whole()):
         done.unlink(missing_ok=True)
         layout.create()
-    finished = {record["first"]: record["damaged"] for record in _read_lines(done)}
+    finished = {first: damaged for first, damaged in _read_lines(done, len(items)) if first % CHUNK == 0}
     starts = [first for first in range(0, len(items), CHUNK) if first not in finished]
     jobs = [(layout, decode, first, list(items[first : first + CHUNK])) for first in starts]
     count, begun = len(items) - sum(len(job[3]) for job in jobs), time.monotonic()
@@ -191,22 +195,42 @@ def _decode_chunk(layout: Layout, decode: Decode, first: int, items: list[str]) 
     return first, damaged
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines only; one that a crash cut off is cut off the file too, so that the next does not continue it."""
+def _read_lines(path: Path, items: int) -> Iterator[tuple[int, dict[str, str]]]:
+    """First item and damaged items of each chunk. Whole lines only; one that a crash cut off is cut off the file too,
+    so that the next does not continue it. A line that says something else is passed over: its chunk is decoded again.
+    """
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         path.write_bytes(whole)
-    return (json.loads(line) for line in whole.splitlines())
+    for line in whole.splitlines():
+        try:
+            record = json.loads(line)
+            first, damaged = record["first"], record["damaged"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if type(first) is int and 0 <= first < items and _are_damaged(damaged, items):
+            yield first, damaged
 
 
-def _read_index(store: Path) -> dict[str, Any] | None:
+def _are_damaged(found: Any, items: int) -> bool:
+    """Whether it says what is wrong with which items."""
+    return isinstance(found, dict) and all(
+        number.isdecimal() and int(number) < items and isinstance(why, str) and len(why.splitlines()) == 1
+        for number, why in found.items()
+    )
+
+
+def _read_index(store: Path, items: int) -> dict[str, Any] | None:
     try:
-        return dict(json.loads((store / INDEX).read_text()))
+        index = dict(json.loads((store / INDEX).read_text()))
+        if _are_damaged(index.get("damaged"), items):
+            return index
     except FileNotFoundError:
         return None
-    except ValueError:
-        raise BadInput(f"{store / INDEX} is damaged: delete the folder {store}, it is made again") from None
+    except (ValueError, TypeError):
+        pass
+    raise BadInput(f"{store / INDEX} is damaged: delete the folder {store}, it is made again")
 
 
 def _write_index(store: Path, index: dict[str, Any]) -> None:
