@@ -1,0 +1,257 @@
+"""Targets: what is read from the disk when a run goes on or is looked at."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fuzz.harness import Attempt, Target, Verdict, judge
+from tests.fuzz.mutations import Steps, mutate_bytes, mutate_lines, mutate_plain
+from tests.fuzz.wire import IDENTITY, RUN, small_setting
+from tests.report.folders import make_run, make_spec
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import Round
+from asfedbridge.engines import checkpoint
+from asfedbridge.engines.host import ClientHost, state_name
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.experiments.store import RunFolder, read_releases, read_spec, read_summary
+from asfedbridge.methods.fedproto import FedProto
+from asfedbridge.report.runs import gather
+from asfedbridge.report.tables import check_summary, client_rows, run_rows
+
+REFUSALS = (BadInput,)
+
+
+class Shelf:
+    """A folder that is as it was before every attempt, but for one mutated file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.contents = {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+    def reset(self) -> None:
+        for file in self.folder.rglob("*"):
+            if file.is_file() and file not in self.contents:
+                file.unlink()
+        for file, content in self.contents.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not file.exists() or file.read_bytes() != content:
+                file.write_bytes(content)
+
+    def damage(self, file: Path, steps: Steps) -> None:
+        self.reset()
+        file.write_bytes(mutated_text(self.contents[file], steps, file.suffix))
+
+
+def mutated_text(content: bytes, steps: Steps, suffix: str) -> bytes:
+    """As bytes, as lines, or as the values it holds."""
+    ways: list[Callable[[], bytes]] = [lambda: mutate_bytes(content, steps)]
+    if suffix in (".toml", ".jsonl", ".json", ".txt"):
+        ways.append(lambda: mutate_lines(content, steps))
+    if suffix == ".json":
+        ways.append(lambda: as_json(mutate_plain(json.loads(content), steps)))
+    if suffix == ".jsonl":
+        records = [json.loads(text) for text in content.splitlines() if text]
+        ways.append(lambda: b"".join(map(line, mutate_plain(records, steps))))
+    return ways[steps[0].operation // 16 % len(ways)]()
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value, default=str).encode()
+
+
+def line(value: Any) -> bytes:
+    return as_json(value) + b"\n"
+
+
+def bits(tensors: Payload) -> dict[str, tuple[str, bytes]]:
+    return {name: (f"{t.dtype} {tuple(t.shape)}", t.numpy().tobytes()) for name, t in tensors.items()}
+
+
+def prepare_checkpoint(folder: Path) -> Attempt:
+    """Index, server and client states: all of it is checked, so only what reads the same is harmless."""
+    setting, method, root = small_setting(folder), FedProto(), folder / "checkpoint"
+
+    def engine() -> LocalEngine:
+        clients = root / checkpoint.CLIENTS
+        return LocalEngine(method, setting.task, setting.clients, setting.shards, folder=clients)
+
+    first = engine()
+    up = first.train(Round(0, 2), {0: {}})[0]
+    checkpoint.save(root, 1, up.payload, first, IDENTITY, 2.5)
+    shelf = Shelf(root)
+    files = list(shelf.contents)
+    reader = engine()
+
+    def read() -> Any:
+        found = checkpoint.load(root, reader, IDENTITY)
+        assert found
+        return found.next_round, bits(found.server), found.seconds, bits(reader.client_state(0)), dict(found.states)
+
+    expected = read()
+    index = next(file for file in files if file.suffix == ".json")
+
+    def legitimate(found: Any) -> None:
+        assert found == expected
+        assert all(file.exists() for file in files)
+
+    def attempt(steps: Steps) -> Verdict:
+        chosen = [*files, index, index][steps[0].value % (len(files) + 2)]
+        shelf.damage(chosen, steps)
+        return judge(read, legitimate, REFUSALS, str(root))
+
+    return attempt
+
+
+def prepare_states(folder: Path) -> Attempt:
+    """A node's folder: the state it goes to is that of the round before, to the last bit."""
+    pytest.importorskip("flwr")
+    from asfedbridge.engines.flower.states import NodeStates
+
+    setting, method = small_setting(folder), FedProto()
+
+    def host(states: Any) -> ClientHost:
+        return ClientHost(method, setting.task, setting.clients, setting.shards, capacity=1, folder=states.folder)
+
+    for index in range(2):
+        states = NodeStates(folder / "states", RUN, 0)
+        works = host(states)
+        states.go_to(works, index, index)
+        works.turn(0, {}, Round(index, 9))
+        states.keep(works, index)
+    expected = bits(works.state(0))
+    shelf = Shelf(states.folder)
+    files = [states.folder / "states.json", states.folder / state_name(0, 2)]
+
+    def read() -> Any:
+        fresh = host(states)
+        states.go_to(fresh, 2, 2)
+        return bits(fresh.state(0))
+
+    assert read() == expected
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(files[steps[0].value % len(files)], steps)
+        return judge(read, lambda found: same(found, expected), REFUSALS, str(states.folder))
+
+    return attempt
+
+
+def same(found: Any, expected: Any) -> None:
+    assert found == expected
+
+
+def finished(folder: Path) -> tuple[Path, Any]:
+    spec = make_spec(rounds=2, fleet="1*resnet18@0.25:ann,1*resnet18@0.25:snn")
+    make_run(folder / "run", spec)
+    return folder / "run", spec
+
+
+def prepare_spec(folder: Path) -> Attempt:
+    """A run folder's specification: it is that of the run, or the folder is not touched."""
+    path, spec = finished(folder)
+    shelf = Shelf(path)
+
+    def read() -> Any:
+        RunFolder(path, spec, resume=True).hand_over()
+        found = read_spec(path, spec)
+        assert found
+        return found.digest()
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(path / "spec.toml", steps)
+        return judge(read, lambda found: same(found, spec.digest()), REFUSALS)
+
+    return attempt
+
+
+def prepare_rounds(folder: Path) -> Attempt:
+    """A checkpoint knows their checksum: a run that goes on has the records it had."""
+    path, spec = finished(folder)
+    run = RunFolder(path, spec, resume=True)
+    expected = run.begin(2)  # the last of its three is played again
+    sha256 = run.records_sha256()
+    run.hand_over()
+    (path / "rounds.jsonl").write_bytes(b"".join(map(line, [*expected, {**expected[0], "round": 2}])))
+    shelf = Shelf(path)
+
+    def read() -> Any:
+        again = RunFolder(path, spec, resume=True)
+        try:
+            return again.begin(2, sha256)
+        finally:
+            again.hand_over()
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(path / "rounds.jsonl", steps)
+        return judge(read, lambda found: same(found, expected), REFUSALS, str(path))
+
+    return attempt
+
+
+def prepare_releases(folder: Path) -> Attempt:
+    """Who was in which release: lists of clients, and no line that says something else is passed over."""
+    path, spec = finished(folder)
+    run = RunFolder(path, spec, resume=True)
+    for clients in ([0, 1], [0], [1], [0, 1]):
+        run.add_release(clients)
+    run.hand_over()
+    shelf = Shelf(path)
+
+    def legitimate(found: Any) -> None:
+        assert all(type(client) is int and client >= 0 for clients in found for client in clients)
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(path / "releases.jsonl", steps)
+        return judge(lambda: read_releases(path), legitimate, REFUSALS, str(path))
+
+    return attempt
+
+
+def prepare_report(folder: Path) -> Attempt:
+    """All files of a finished run as a report reads them: rows of its tables can be made."""
+    path, _ = finished(folder)
+    shelf = Shelf(path)
+    files = sorted(shelf.contents)
+
+    def read() -> Any:
+        (run,) = gather([path])
+        return run, run_rows([run.summary]), client_rows(run.summary)
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(files[steps[0].value % len(files)], steps)
+        return judge(read, lambda found: None, REFUSALS, str(path))
+
+    return attempt
+
+
+def prepare_summary(folder: Path) -> Attempt:
+    """What `run --resume` shows of a run that has ended."""
+    path, _ = finished(folder)
+    shelf = Shelf(path)
+
+    def read() -> Any:
+        summary = read_summary(path)
+        assert summary
+        check_summary(summary, path / "summary.json")
+        return run_rows([summary]), client_rows(summary)
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(path / "summary.json", steps)
+        return judge(read, lambda found: None, REFUSALS, str(path))
+
+    return attempt
+
+
+TARGETS = [
+    Target("checkpoint", 3_000, prepare_checkpoint),
+    Target("states of a node", 1_500, prepare_states),
+    Target("spec.toml", 2_000, prepare_spec),
+    Target("rounds.jsonl", 1_500, prepare_rounds),
+    Target("releases.jsonl", 1_500, prepare_releases),
+    Target("summary.json", 1_500, prepare_summary),
+    Target("finished run, for a report", 1_000, prepare_report),
+]

@@ -1,0 +1,186 @@
+"""kill -9 at any moment, again and again, then `--resume`: nothing is lost, all bits are those of a run left alone."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asfedbridge.engines import checkpoint
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    pytest.mark.timeout(900),
+]
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "fleet=1*resnet18@0.0625:ann,2*resnet18@0.0625:snn", "participation=0.67", "T=2", "train_per_class=2",
+    "test_per_class=1", "batch_size=8", "feature_dim=16", "partition=iid", "rounds=3", "threads=1", "epochs=1",
+    "method.bridge_width=0.34", "compress=int8",
+]  # fmt: skip
+ENGINES = {
+    "local": ["snapshot_every=2"],
+    "pool": ["snapshot_every=2", "--engine", "pool", "--workers", "2"],
+    "flower": ["--engine", "flower"],
+}
+LONG = {"local": 80, "local, at changes of files": 40, "pool": 60, "flower": 20}
+SHORT = {"local": 2, "local, at changes of files": 3, "pool": 2}
+MOST = 4  # kills of one run; then it is left alone
+PATIENCE = 1800.0
+SEED = 11
+# What may differ: times, and checksums of files that hold times.
+TIMES = {"seconds", "wall_seconds", "records", "sha256"}
+
+
+class Warm:
+    """Talks with `tests.fuzz.warm`."""
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        self.engine, self.folder = engine, folder
+        command = [sys.executable, "-m", "tests.fuzz.warm", engine]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.DEVNULL, **pipes)
+        self._answer()
+
+    def ask(self, do: str, **fields: Any) -> Any:
+        assert self.process.stdin
+        print(json.dumps({"do": do, **fields}), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout
+        return json.loads(self.process.stdout.readline())
+
+    def begin(self, out: Path, **more: Any) -> int:
+        """A run in ``out``, or the rest of it."""
+        words = ["run", *TINY, *ENGINES[self.engine], "--resume", "--out", str(out)]
+        return int(self.ask("start", words=words, out=str(out), log=str(out) + ".log", **more))
+
+    def finish(self, out: Path, **more: Any) -> None:
+        code = self.ask("wait", process=self.begin(out, **more), seconds=PATIENCE)
+        assert code == 0, (code, Path(str(out) + ".log").read_text()[-2000:])
+
+
+@contextmanager
+def warm_process(engine: str, folder: Path) -> Iterator[Warm]:
+    started = Warm(engine, folder)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+def plain(value: Any) -> Any:
+    """Without times."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items() if key not in TIMES}
+    return [plain(entry) for entry in value] if isinstance(value, list) else value
+
+
+def outcome(out: Path) -> dict[str, Any]:
+    """All that a run leaves, by file."""
+    found: dict[str, Any] = {}
+    for file in sorted(out.rglob("*")):
+        name = file.relative_to(out).as_posix()
+        if not file.is_file() or name.startswith("tensorboard/") or file.name in (".lock", "env.json"):
+            continue
+        if name.startswith("nodes/"):
+            name = name.replace(file.relative_to(out / "nodes").parts[0], "RUN")
+        if file.name == "federation.json":
+            continue
+        if file.suffix == ".jsonl":
+            found[name] = [plain(json.loads(line)) for line in file.read_text().splitlines()]
+        else:
+            found[name] = plain(json.loads(file.read_text())) if file.suffix == ".json" else file.read_bytes()
+    return found
+
+
+def compare(out: Path, expected: dict[str, Any]) -> None:
+    found = outcome(out)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+def newest(out: Path) -> int:
+    """The round that the last checkpoint leads to."""
+    folders = checkpoint.list_folders(out / "checkpoint")
+    return int(folders[-1].name.removeprefix("round-")) if folders else 0
+
+
+def kill_at_moments(engine: str, points: int, folder: Path) -> int:
+    """Moments are spread evenly over the time that a run takes when nobody disturbs it."""
+    draw, kills, runs = random.Random(SEED), 0, 0
+    with warm_process(engine, folder) as warm:
+        warm.finish(folder / "first")  # which may still have to load something
+        begin = time.monotonic()
+        warm.finish(folder / "whole")
+        longest = time.monotonic() - begin
+        expected = outcome(folder / "whole")
+        compare(folder / "first", expected)
+        while kills < points:
+            out, runs = folder / f"run{runs}", runs + 1
+            reached = 0
+            for _ in range(min(MOST, points - kills)):
+                process = warm.begin(out)
+                code = warm.ask("wait", process=process, seconds=draw.uniform(0, longest))
+                if code is not None:
+                    assert code == 0, (code, Path(str(out) + ".log").read_text()[-2000:])
+                    break
+                warm.ask("kill", process=process)
+                kills += 1
+                assert newest(out) >= reached, "a checkpoint is lost"
+                reached = newest(out)
+            warm.finish(out)
+            compare(out, expected)
+    return kills
+
+
+def kill_at_changes(points: int, folder: Path) -> int:
+    """Just before a file is opened for writing, renamed or removed: each place in turn, or as many as are asked for."""
+    with warm_process("local", folder) as warm:
+        warm.finish(folder / "whole", count_to=str(folder / "count"))
+        expected = outcome(folder / "whole")
+        changes = int((folder / "count").read_text())
+        chosen = sorted(random.Random(SEED).sample(range(1, changes + 1), min(points, changes)))
+        for place in chosen:
+            out = folder / f"run{place}"
+            assert warm.ask("wait", process=warm.begin(out, stop_at=place), seconds=PATIENCE) == -9
+            warm.finish(out)
+            compare(out, expected)
+    return len(chosen)
+
+
+def kill(what: str, points: int, folder: Path) -> None:
+    begin = time.monotonic()
+    engine, _, changes = what.partition(",")
+    kills = kill_at_changes(points, folder) if changes else kill_at_moments(engine, points, folder)
+    assert kills == points
+    print(f"\n| {what} | {kills} | {kills} | {time.monotonic() - begin:.0f} |")
+
+
+@pytest.mark.parametrize("what", SHORT)
+def test_a_few_kills(what: str, tmp_path: Path) -> None:
+    kill(what, SHORT[what], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("what", LONG)
+def test_many_kills(what: str, tmp_path: Path) -> None:
+    if what == "flower":
+        pytest.importorskip("flwr")
+    kill(what, LONG[what], tmp_path)
+
+
+def test_there_are_enough() -> None:
+    assert sum(LONG.values()) >= 200
