@@ -103,7 +103,8 @@ def test_a_declared_shape_on_the_wire_means_nothing() -> None:
     assert KIND not in payload
 
 
-@pytest.mark.parametrize("value", [-1, 10**12, 1.0, True, "7", None])
+@pytest.mark.parametrize("value", [-1, 10**12, 1.0, True, "7", None, "a\nb\x1b[2J"])
 def test_absurd_counts_are_refused(value: Any) -> None:
-    with pytest.raises(GuardError, match="train="):
+    with pytest.raises(GuardError, match="train=") as caught:
         read_count({"train": value}, "train", 0, 10**8, "client 3")
+    assert str(caught.value).isprintable()  # it goes to a log, and from there to a terminal

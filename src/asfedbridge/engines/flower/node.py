@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 from asfedbridge.core.payload import GuardError
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
+from asfedbridge.engines.flower.messages import one_line
 from asfedbridge.engines.flower.parcel import pack, read_count, unpack
 from asfedbridge.engines.flower.states import NodeStates
 from asfedbridge.engines.host import ClientHost
@@ -86,7 +87,7 @@ def _turn(message: Message, site: Site) -> RecordDict:
     what = f"download to {info.label}"
     down, about, _ = unpack(message.content, method.downloads(task, info), task.compress, what)
     if about.get("client") != info.id:
-        raise GuardError(f"{what}: it is for client {str(about.get('client'))[:20]}")
+        raise GuardError(f"{what}: it is for client {one_line(str(about.get('client')), 20)}")
     rnd = Round(read_count(about, "round", 0, task.rounds, what), task.rounds)
     since = read_count(about, "since", 0, MOST_ROUNDS, what)
     safe = read_count(about, "safe", 0, MOST_ROUNDS, what)

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.flat import from_buffer, to_buffer
 from asfedbridge.core.payload import GuardError, Payload, Shapes
+from asfedbridge.engines.flower.messages import one_line
 
 KIND = "asfedbridge.flat"  # bytes of `core.flat`: no header that would have to be parsed
 RECORDS = {"payload": ArrayRecord, "about": ConfigRecord, "metrics": MetricRecord}
@@ -54,7 +55,7 @@ def _metrics(record: Any, what: str) -> dict[str, float]:
         if not METRIC_NAME.fullmatch(name) or name in OURS:
             raise GuardError(f"{what}: {name[:70]!r} is no name for a number that a client reports")
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise GuardError(f"{what}: '{name}' is reported as {str(value)[:40]}, not as a finite number")
+            raise GuardError(f"{what}: '{name}' is reported as {one_line(str(value), 40)}, not as a finite number")
         metrics[name] = value
     return metrics
 
@@ -62,5 +63,5 @@ def _metrics(record: Any, what: str) -> dict[str, float]:
 def read_count(about: About, name: str, least: int, most: int, what: str) -> int:
     value = about.get(name)
     if type(value) is not int or not least <= value <= most:
-        raise GuardError(f"{what}: {name}={str(value)[:40]} is not a whole number from {least} to {most}")
+        raise GuardError(f"{what}: {name}={one_line(str(value), 40)} is not a whole number from {least} to {most}")
     return value
