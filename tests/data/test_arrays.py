@@ -136,3 +136,13 @@ def test_entries_that_are_no_arrays(tmp_path: Path, content: bytes) -> None:
         for name, entry in (entries | {"y_train.npy": content}).items():
             archive.writestr(name, entry)
     refuse(path, "y_train", "cannot be read")
+
+
+def test_names_in_a_file_do_not_fill_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a\x1b[2J\u2028" + "b" * 5000 + ".npy", b"")
+    with pytest.raises(BadInput, match="array x_train is missing") as caught:
+        load(f"npz:{path}", tmp_path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < len(str(path)) + 400

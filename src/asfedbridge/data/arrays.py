@@ -42,7 +42,7 @@ def read_arrays(
                 raise BadInput(f"{path}: a single .npy array: store {', '.join(keys)} with numpy.savez")
             for key in keys:
                 if key not in archive.files:
-                    found = ", ".join(archive.files) or "nothing"
+                    found = shown(", ".join(archive.files)) or "nothing"
                     raise BadInput(f"{path}: array {key} is missing (found: {found}): store {', '.join(keys)}")
             names = [key for key in (*keys, *optional) if key in archive.files]
             check_bytes(
@@ -128,4 +128,9 @@ def class_names(path: Path, given: np.ndarray | None, y_train: Tensor, y_test: T
 
 def brief(error: BaseException) -> str:
     """The first line of an error's text, for messages that must stay on one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def shown(text: str, longest: int = 200) -> str:
+    """What a file says, fit for a message: printable characters, not many."""
+    return "".join(c if c.isprintable() else " " for c in text[:longest])
