@@ -18,7 +18,7 @@ LONG = 100_000
 def table() -> Iterator[dict[str, Figures]]:
     rows: dict[str, Figures] = {}
     yield rows
-    print("\n| target | mutations | refused | harmless | seconds |\n|---|---:|---:|---:|---:|")
+    print("\n| target | mutations | refused | harmless | seconds of processor |\n|---|---:|---:|---:|---:|")
     for name, f in rows.items():
         print(f"| {name} | {f.mutations} | {f.counts['refused']} | {f.counts['harmless']} | {f.seconds:.0f} |")
     print(f"| all | {sum(f.mutations for f in rows.values())} | | | {sum(f.seconds for f in rows.values()):.0f} |")
@@ -28,7 +28,8 @@ def play(target: Target, count: int, folder: Path, table: dict[str, Figures]) ->
     figures = table[target.name] = fuzz(target.prepare(folder), count)
     assert figures.mutations == count
     assert figures.counts["refused"] > 0
-    assert figures.counts["harmless"] > 0 or "checked" in target.name
+    if count == target.many:
+        assert figures.counts["harmless"] > 0 or "checked" in target.name
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -60,6 +60,7 @@ def open_buffer(codec: Codec) -> Any:
                 decoded = compression.decode(encoded, DECLARED, codec, WHOSE, partial)
                 # Every byte has a meaning: nothing can hide in what is accepted.
                 assert flat.to_buffer(encoded, DECLARED) == content
+                assert (encoded.get(compression.SCALES, torch.zeros(1)) >= 0).all()
                 return decoded
 
             return judge(read, lambda found: check_payload(found, DECLARED, partial), REFUSALS, WHOSE)
