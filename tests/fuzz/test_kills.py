@@ -6,8 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ ENGINES = {
     "flower": ["--engine", "flower"],
 }
 LONG = {"local": 80, "local, at changes of files": 40, "pool": 60, "flower": 20}
-SHORT = {"local": 2, "local, at changes of files": 3, "pool": 2}
+SHORT = {"local": 1, "local, at changes of files": 2, "pool": 2}
 MOST = 4  # kills of one run; then it is left alone
 PATIENCE = 1800.0
 SEED = 11
@@ -43,8 +42,8 @@ TIMES = {"seconds", "wall_seconds", "records", "sha256"}
 class Warm:
     """Talks with `tests.fuzz.warm`."""
 
-    def __init__(self, engine: str, folder: Path) -> None:
-        self.engine, self.folder = engine, folder
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
         command = [sys.executable, "-m", "tests.fuzz.warm", engine]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -70,14 +69,20 @@ class Warm:
         assert code == 0, (code, Path(str(out) + ".log").read_text()[-2000:])
 
 
-@contextmanager
-def warm_process(engine: str, folder: Path) -> Iterator[Warm]:
-    started = Warm(engine, folder)
-    try:
-        yield started
-    finally:
-        started.process.kill()
-        started.process.wait()
+@pytest.fixture(scope="module")
+def warm_of() -> Iterator[Callable[[str], Warm]]:
+    """One for each engine: it takes the longest."""
+    started: dict[str, Warm] = {}
+
+    def get(engine: str) -> Warm:
+        if engine not in started:
+            started[engine] = Warm(engine)
+        return started[engine]
+
+    yield get
+    for warm in started.values():
+        warm.process.kill()
+        warm.process.wait()
 
 
 def plain(value: Any) -> Any:
@@ -117,69 +122,64 @@ def newest(out: Path) -> int:
     return int(folders[-1].name.removeprefix("round-")) if folders else 0
 
 
-def kill_at_moments(engine: str, points: int, folder: Path) -> int:
+def kill_at_moments(warm: Warm, points: int, folder: Path) -> int:
     """Moments are spread evenly over the time that a run takes when nobody disturbs it."""
     draw, kills, runs = random.Random(SEED), 0, 0
-    with warm_process(engine, folder) as warm:
-        warm.finish(folder / "first")  # which may still have to load something
-        begin = time.monotonic()
-        warm.finish(folder / "whole")
-        longest = time.monotonic() - begin
-        expected = outcome(folder / "whole")
-        compare(folder / "first", expected)
-        while kills < points:
-            out, runs = folder / f"run{runs}", runs + 1
-            reached = 0
-            for _ in range(min(MOST, points - kills)):
-                process = warm.begin(out)
-                code = warm.ask("wait", process=process, seconds=draw.uniform(0, longest))
-                if code is not None:
-                    assert code == 0, (code, Path(str(out) + ".log").read_text()[-2000:])
-                    break
-                warm.ask("kill", process=process)
-                kills += 1
-                assert newest(out) >= reached, "a checkpoint is lost"
-                reached = newest(out)
-            warm.finish(out)
-            compare(out, expected)
+    begin = time.monotonic()
+    warm.finish(folder / "whole")
+    longest = time.monotonic() - begin
+    expected = outcome(folder / "whole")
+    while kills < points:
+        out, runs = folder / f"run{runs}", runs + 1
+        reached = 0
+        for _ in range(min(MOST, points - kills)):
+            process = warm.begin(out)
+            code = warm.ask("wait", process=process, seconds=draw.uniform(0, longest))
+            if code is not None:
+                assert code == 0, (code, Path(str(out) + ".log").read_text()[-2000:])
+                break
+            warm.ask("kill", process=process)
+            kills += 1
+            assert newest(out) >= reached, "a checkpoint is lost"
+            reached = newest(out)
+        warm.finish(out)
+        compare(out, expected)
     return kills
 
 
-def kill_at_changes(points: int, folder: Path) -> int:
+def kill_at_changes(warm: Warm, points: int, folder: Path) -> int:
     """Just before a file is opened for writing, renamed or removed: each place in turn, or as many as are asked for."""
-    with warm_process("local", folder) as warm:
-        warm.finish(folder / "whole", count_to=str(folder / "count"))
-        expected = outcome(folder / "whole")
-        changes = int((folder / "count").read_text())
-        chosen = sorted(random.Random(SEED).sample(range(1, changes + 1), min(points, changes)))
-        for place in chosen:
-            out = folder / f"run{place}"
-            assert warm.ask("wait", process=warm.begin(out, stop_at=place), seconds=PATIENCE) == -9
-            warm.finish(out)
-            compare(out, expected)
+    warm.finish(folder / "whole", count_to=str(folder / "count"))
+    expected = outcome(folder / "whole")
+    changes = int((folder / "count").read_text())
+    chosen = sorted(random.Random(SEED).sample(range(1, changes + 1), min(points, changes)))
+    for place in chosen:
+        out = folder / f"run{place}"
+        assert warm.ask("wait", process=warm.begin(out, stop_at=place), seconds=PATIENCE) == -9
+        warm.finish(out)
+        compare(out, expected)
     return len(chosen)
 
 
-def kill(what: str, points: int, folder: Path) -> None:
+def kill(what: str, points: int, warm: Warm, folder: Path) -> None:
     begin = time.monotonic()
-    engine, _, changes = what.partition(",")
-    kills = kill_at_changes(points, folder) if changes else kill_at_moments(engine, points, folder)
+    kills = (kill_at_changes if "," in what else kill_at_moments)(warm, points, folder)
     assert kills == points
     print(f"\n| {what} | {kills} | {kills} | {time.monotonic() - begin:.0f} |")
 
 
 @pytest.mark.parametrize("what", SHORT)
-def test_a_few_kills(what: str, tmp_path: Path) -> None:
-    kill(what, SHORT[what], tmp_path)
+def test_a_few_kills(what: str, warm_of: Callable[[str], Warm], tmp_path: Path) -> None:
+    kill(what, SHORT[what], warm_of(what.partition(",")[0]), tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("what", LONG)
-def test_many_kills(what: str, tmp_path: Path) -> None:
+def test_many_kills(what: str, warm_of: Callable[[str], Warm], tmp_path: Path) -> None:
     if what == "flower":
         pytest.importorskip("flwr")
-    kill(what, LONG[what], tmp_path)
+    kill(what, LONG[what], warm_of(what.partition(",")[0]), tmp_path)
 
 
 def test_there_are_enough() -> None:
