@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= runs/demo
+# test processes side by side
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench lint types clean
@@ -29,7 +31,7 @@ demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the sa
 	 echo; $(BIN)/asfedbridge report $(DEMO) --out $(DEMO)/report.html
 
 test: $(VENV)/.installed-dev ## install and run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -14,11 +14,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run tests marked long as well")
+    parser.addoption("--short", action="store_true", help="skip tests marked long")
+    parser.addoption("--exhaustive", action="store_true", help="run tests marked exhaustive as well")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes minutes; add --long"))
+    for item in items:
+        if config.getoption("--short") and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; --short was given"))
+        if not config.getoption("--exhaustive") and item.get_closest_marker("exhaustive"):
+            item.add_marker(pytest.mark.skip(reason="takes an hour; add --exhaustive"))

@@ -173,7 +173,7 @@ def test_a_few_kills(what: str, warm_of: Callable[[str], Warm], tmp_path: Path) 
     kill(what, SHORT[what], warm_of(what.partition(",")[0]), tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("what", LONG)
 def test_many_kills(what: str, warm_of: Callable[[str], Warm], tmp_path: Path) -> None:

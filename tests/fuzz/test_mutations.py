@@ -1,6 +1,6 @@
 """Mutated payloads, checkpoints and data files: each is refused in one line, or what was read is legitimate.
 
-`pytest tests/fuzz --long -s` plays all of them and prints the figures of docs/reliability.md.
+`pytest tests/fuzz --exhaustive -s` plays all of them and prints the figures of docs/reliability.md.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def test_a_few(target: Target, tmp_path: Path, table: dict[str, Figures]) -> Non
     play(target, target.few, tmp_path, table)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_many(target: Target, tmp_path: Path, table: dict[str, Figures]) -> None:
