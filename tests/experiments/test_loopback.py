@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 TINY = [
     "fleet=1*resnet18@0.125:ann,1*resnet18@0.125:snn", "T=2", "train_per_class=2", "test_per_class=1", "batch_size=8",
-    "feature_dim=16", "partition=iid", "rounds=3", "method=fedproto", "threads=1",
+    "feature_dim=16", "partition=iid", "rounds=3", "method=fedavg", "threads=1",
 ]  # fmt: skip
 MARK = "ASFEDBRIDGE_TEST"
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.experiments.app_folder import ON_NODES
 from asfedbridge.experiments.records import Record, group_means, ordered
 from asfedbridge.experiments.run import Setting
 from asfedbridge.experiments.spec import Spec
@@ -29,7 +30,7 @@ class Progress:
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
         self.began = time.perf_counter()
         split = "iid" if spec.partition == "iid" else f"Dirichlet({spec.alpha:g})"
-        split = split if setting.shards else "each client's own"
+        split = "each client's own" if spec.data == ON_NODES else split
         train = sum(c.train_size for c in setting.clients)
         size, frames = setting.task.image_size, setting.task.frames
         images = "images" if frames == 1 else f"examples of {frames} frames"
