@@ -29,7 +29,7 @@ SMALL = ["rounds=1", "train_per_class=3", "test_per_class=2", "T=2", "feature_di
 
 
 def forget() -> None:
-    zoo._first_backbone.cache_clear()
+    zoo._FIRST.clear()
     zoo._outline_backbone.cache_clear()
     zoo._check_output.cache_clear()
 

@@ -35,6 +35,19 @@ def test_the_papers_architectures_are_there() -> None:
     assert {"resnet18", "vgg9", "vgg11", "mobilenet", "resnet18-sew", "resnet18-ms"} <= set(NAMES)
 
 
+def test_everybody_gets_a_model_of_their_own_that_begins_equal() -> None:
+    task = Task(classes=3, channels=1, image_size=8, feature_dim=16, seed=7)
+    models = [build_backbone(task, client("resnet18")) for _ in range(4)]
+    for other in models[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
+    addresses = {p.data_ptr() for model in models for p in model.parameters()}
+    assert len(addresses) == sum(len(list(model.parameters())) for model in models)
+    for model in models:  # what one learns is not seen by who comes next
+        with torch.no_grad():
+            next(model.parameters()).fill_(9)
+    assert not torch.equal(next(build_backbone(task, client("resnet18")).parameters()), next(models[0].parameters()))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_small_image_goes_in(task: Task, images: Images, name: str, kind: Kind) -> None:

@@ -82,6 +82,7 @@ def cut(
     channels = scale_C.numel()
     out = torch.empty((len(order), height, line))
     scale, shift = (v.view(-1).repeat(line // channels) for v in (scale_C, shift_C))
-    arrays = [t.numpy() for t in (lines, order, offsets, flips, scale, shift, out)]
+    # One layout, one kernel: the offsets of a batch are a slice, those of all images are not.
+    arrays = [t.numpy() for t in (lines, order, offsets.contiguous(), flips, scale, shift, out)]
     spread(_cut, len(order), 1, height * line, lambda k: (*arrays, channels, pad))
     return out.view(len(order), height, -1, channels).movedim(-1, 1)

@@ -1,8 +1,10 @@
 """Backbones and Bridges from a task and a client: checked, outlined and built."""
 
 import copy
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.lowbit import lower_bits
 from asfedbridge.models.neuron import Spiking, make_activation, stem_channels
-from asfedbridge.models.parts import build
+from asfedbridge.models.parts import M, build
 from asfedbridge.models.paths import path_of
 from asfedbridge.models.registry import find_model
 from asfedbridge.models.resnet import ResNet18
@@ -62,7 +64,7 @@ def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
     """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
-    return copy.deepcopy(_first_backbone(task, info.shape))
+    return _FIRST.copy_of((task, info.shape), lambda: _first_backbone(task, info.shape))
 
 
 def check_bridge(width: float) -> None:
@@ -76,11 +78,36 @@ def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
 
 
 def build_bridge(task: Task, width: float, norm: str) -> Bridge:
-    return copy.deepcopy(_first_bridge(task, width, norm))
+    return _FIRST.copy_of((task, width, norm), lambda: _first_bridge(task, width, norm))
 
 
 # Each guard at the boundary asks for an outline, and among thousands of clients somebody new comes in every round: what
 # depends on the run and the shape alone is made once, and copied.
+
+
+class Firsts:
+    """Models as they begin. The first to ask gets one of its own; who asks for the like of it, a copy of the next:
+    a process with a single client, as nodes have, copies nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: dict[Hashable, nn.Module | None] = {}  # the last one asked for at the end
+
+    def copy_of(self, key: Hashable, make: Callable[[], M]) -> M:
+        if key not in self._kept:
+            self._kept[key] = None
+            if len(self._kept) > self._most:
+                del self._kept[next(iter(self._kept))]
+            return make()
+        model = self._kept.pop(key)
+        self._kept[key] = model = make() if model is None else model
+        return cast(M, copy.deepcopy(model))
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+_FIRST = Firsts(16)
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +118,6 @@ def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
         return make_backbone(task, info)
 
 
-@lru_cache(maxsize=8)
 def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
     if not find_model(info.model).family:
         with torch.random.fork_rng(devices=[]):
@@ -133,7 +159,6 @@ def _outline_bridge(task: Task, width: float, norm: str) -> Bridge:
         return Bridge(task, width, norm)
 
 
-@lru_cache(maxsize=8)
 def _first_bridge(task: Task, width: float, norm: str) -> Bridge:
     return build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
 
