@@ -3,7 +3,6 @@
 This module does not import flwr: who starts programs need not load them.
 """
 
-import gc
 import importlib
 import os
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,6 @@ def start(
 
 def _begin(name: str, words: list[str], env: dict[str, str], log: str) -> None:
     end_with_parent()
-    gc.freeze()  # what was loaded stays: else it is gone through again and again, and every page of it copied
     os.environ.update(env)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)

@@ -4,6 +4,7 @@ Flower starts a new process for each message, which loads torch anew each time. 
 `flower-superexec` and forks that process instead. This leans on flwr's inner parts: the version is pinned.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -85,6 +86,7 @@ def serve_tasks(address: str, certificates: str | None) -> None:
 
 def run_program(name: str, words: list[str]) -> None:
     """A program of Flower's (`superlink`, `supernode`, `flwr`), or `tasks ADDRESS [CERTIFICATES]`."""
+    gc.freeze()  # what is loaded stays: else it is gone through again and again, and every page of it copied
     sys.argv = [name, *words]
     match name:
         case "superlink":

@@ -1,0 +1,257 @@
+"""What each command does; returns its exit code."""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from asfedbridge.core.errors import BadInput
+
+DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def resolve(words: Sequence[str]) -> Any:
+    """A specification from the words of the command line: a recipe or a file, then key=value changes."""
+    from asfedbridge.experiments.recipes import RECIPES, quickstart
+    from asfedbridge.experiments.spec import apply_overrides, from_table
+    from asfedbridge.experiments.toml import parse_assignment, read_toml
+
+    named = [w for w in words if "=" not in w]
+    overrides = dict(parse_assignment(w) for w in words if "=" in w)
+    if len(named) > 1:
+        raise BadInput(f"give one recipe or file, not {len(named)}: {' '.join(named)}")
+    name = named[0] if named else "quickstart"
+    if name.endswith(".toml"):
+        return apply_overrides(from_table(read_toml(Path(name)), quickstart()), overrides)
+    if name not in RECIPES:
+        from asfedbridge.core.errors import nearest
+
+        raise BadInput(f"'{name}' is no recipe and no .toml file{nearest(name, RECIPES)}")
+    method = overrides.get("method", "as-fedbridge")
+    return apply_overrides(RECIPES[name](method if isinstance(method, str) else "as-fedbridge"), overrides)
+
+
+def command_run(args: argparse.Namespace) -> int:
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.recipes import quickstart
+    from asfedbridge.experiments.run import execute
+    from asfedbridge.experiments.store import SUMMARY, read_spec
+    from asfedbridge.report.progress import Progress
+    from asfedbridge.report.tables import check_summary, client_rows, render_text, run_rows
+
+    if args.workers and args.engine != "pool":
+        raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
+    chosen = {name: getattr(args, name.replace("-", "_")) for name in ("min-clients", "round-timeout", "patience")}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if chosen and args.engine != "flower":
+        name = next(iter(chosen))
+        raise BadInput(f"--{name} {chosen[name]:g}: the {args.engine} engine has none; add --engine flower")
+    if args.resume and args.out is None:
+        raise BadInput("--resume needs --out DIR, the folder of the run to go on with")
+    if args.resume and not args.what:
+        spec = read_spec(args.out, base=quickstart())
+        if spec is None:
+            raise BadInput(f"--out {args.out}: there is no run to resume here; name a recipe to begin one")
+    else:
+        spec = resolve(args.what)
+    out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        root = data_root(args.data_root)
+        if args.engine == "flower":
+            from asfedbridge.experiments import loopback
+
+            summary = loopback.execute(spec, out, root, _tell, args.resume, chosen)
+        else:
+            summary = execute(spec, out, root, Progress(), args.resume, args.engine, args.workers or 0)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
+        return INTERRUPTED
+    check_summary(summary, out / SUMMARY)  # of a run that had ended before, it is read from the disk
+    table = f"\n{render_text(client_rows(summary))}\n\n{render_text(run_rows([summary]))}\n\nrun folder: {out}"
+    print(table, file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(summary))
+    return DONE
+
+
+def command_show(args: argparse.Namespace) -> int:
+    from asfedbridge.experiments.toml import write_toml
+
+    print(write_toml(resolve(args.what)), end="")
+    return DONE
+
+
+def command_list(args: argparse.Namespace) -> int:
+    from asfedbridge.report.listings import list_topic, methods_page, models_table
+
+    pages = {"methods": methods_page, "models": models_table}
+    if args.markdown and args.topic not in pages:
+        raise BadInput(f"list {args.topic} --markdown: there is such a page of methods and models only; name one")
+    print(pages[args.topic]() if args.markdown else list_topic(args.topic, args.data_root))
+    return DONE
+
+
+def command_data(args: argparse.Namespace) -> int:
+    from asfedbridge.data import sources
+    from asfedbridge.data.fetch import fetch
+    from asfedbridge.report.listings import download_bar, list_topic
+
+    if args.action == "list":
+        print(list_topic("data", args.data_root))
+        return DONE
+    root = sources.data_root(args.data_root)
+    if args.action == "fetch":
+        fetch(args.name, root, download_bar(sys.stderr))
+    print("\n".join(sources.check(args.name, root)))
+    return DONE
+
+
+def command_reproduce(args: argparse.Namespace) -> int:
+    import torch
+
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.catalogue import Bench, find_experiment, select
+    from asfedbridge.experiments.costs import paper_costs
+    from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
+    from asfedbridge.report.cost_tables import beside_paper
+    from asfedbridge.report.experiment_page import write_experiment
+    from asfedbridge.report.measures import measure_tables
+    from asfedbridge.report.reproduction import collect
+
+    experiment = find_experiment(args.experiment)
+    out = args.out or Path("runs") / args.scale
+    command = shlex.join(["asfedbridge", *args.words])
+    cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
+    jobs = plan(cells, args.seeds, out)
+    at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
+    if args.dry_run:
+        from asfedbridge.report.estimate import estimate_rows
+        from asfedbridge.report.tables import render_text
+
+        print(render_text(estimate_rows(jobs, args.data_root, at_once, _tell)))
+        return DONE
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        failures = play(jobs, data_root(args.data_root), at_once, _tell)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    results = collect(cells, args.seeds, out, failures)
+    measured = [("", beside_paper(experiment.name, paper_costs()))] if not cells else []
+    if experiment.analysis:
+        known = measure(jobs, data_root(args.data_root), _tell)
+        measured = measure_tables(experiment, cells, args.seeds, out, known)
+    page = write_experiment(out, experiment, results, args.seeds, command, measured)
+    print(page, end="")
+    _tell(f"written to {out / experiment.name}.html, .md, .csv and .tex")
+    return FAILED if failures else DONE
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def command_report(args: argparse.Namespace) -> int:
+    from asfedbridge.report.tables import find_summaries, render_markdown, render_text, run_rows
+
+    summaries = find_summaries(args.folders)
+    if args.json:
+        print(json.dumps(summaries))
+    else:
+        print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
+    if args.out or args.figures:
+        from asfedbridge.report.page import Lead, write_page
+        from asfedbridge.report.runs import gather
+
+        runs = gather(args.folders)
+        if args.out:
+            write_page(args.out, runs, Lead(command=shlex.join(["asfedbridge", *args.words])), args.folders)
+            _tell(f"report: {args.out}")
+        if args.figures:
+            from asfedbridge.report.figures import draw_figures
+
+            _tell(f"figures: {draw_figures(runs, args.figures)} files in {args.figures}")
+    return DONE
+
+
+def command_analyze(args: argparse.Namespace) -> int:
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.analyse import FILE, analyse
+    from asfedbridge.report.analyses import render_analyses
+
+    found = analyse(args.folders, data_root(args.data_root), lambda line: print(line, file=sys.stderr))
+    written = "\n".join(f"written: {folder / FILE}" for folder in args.folders)
+    print(f"{render_analyses(found)}\n\n{written}", file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(found))
+    return DONE
+
+
+def command_costs(args: argparse.Namespace) -> int:
+    from asfedbridge.data.sources import data_root
+    from asfedbridge.experiments.costs import cost_table, measure_run, shape_task
+    from asfedbridge.experiments.run import prepare
+    from asfedbridge.report.cost_tables import render_costs
+
+    shape = {"classes": 100, "channels": 3}
+    own = [w for w in args.what if w.partition("=")[0] in shape]
+    words = [w for w in args.what if w not in own]
+    reads_data = any("=" not in w or w.startswith("data=") for w in words)
+    if args.run and args.what:
+        raise BadInput(f"--run {args.run}: the run has its own settings; leave out {' '.join(args.what)}")
+    if reads_data and own:
+        raise BadInput(f"{own[0]}: the data decide that; leave it out, or leave out the recipe and data")
+    for key, _, value in (w.partition("=") for w in own):
+        if not (value.isdecimal() and 1 <= int(value) <= 10**6):
+            raise BadInput(f"{key}={value} must be a whole number from 1 to 1000000")
+        shape[key] = int(value)
+    if args.run:
+        spec, setting, spikes = measure_run(args.run, data_root(args.data_root))
+        table = cost_table(spec, setting.task, setting.clients, spikes, args.energy)
+    elif reads_data:
+        spec = resolve(words if any("=" not in w for w in words) else ["paper", *words])
+        setting = prepare(spec, data_root(args.data_root))
+        table = cost_table(spec, setting.task, setting.clients, energy=args.energy)
+    else:
+        spec = resolve(["paper", *words])
+        table = cost_table(spec, *shape_task(spec, **shape), energy=args.energy)
+    print(json.dumps(table) if args.json else render_costs(table))
+    return DONE
+
+
+def command_flower(args: argparse.Namespace) -> int:
+    from asfedbridge.experiments.app_folder import write_deployment
+
+    if args.action == "tasks":
+        import asfedbridge.engines.flower.warm  # noqa: F401  before the first fork
+        from asfedbridge.engines.flower.programs import run_program
+
+        run_program("tasks", [args.address, *([str(args.root_certificates)] if args.root_certificates else [])])
+        return DONE
+    write_deployment(args.folder, resolve(args.what))
+    _tell(f"written: {args.folder}; go on with docs/deployment.md")
+    return DONE
+
+
+def command_bench(args: argparse.Namespace) -> int:
+    from asfedbridge.report.bench import choose_scripts, run_script
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    words = [f"--{flag}" for flag in ("quick", "json") if getattr(args, flag)]
+    words += [f"--{key}={value}" for key in ("repeats", "threads") if (value := getattr(args, key)) is not None]
+    finished = {name: run_script(path, words, args.json) for name, path in choose_scripts(args.name).items()}
+    if args.json:
+        results = {name: result for name, (_, result) in finished.items()}
+        print(json.dumps(results[args.name] if args.name else results))
+    return max(code for code, _ in finished.values())
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
