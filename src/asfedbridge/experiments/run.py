@@ -139,14 +139,14 @@ def execute(
     if as_private(spec.method):
         load_library()  # to miss it now, not after training
     setting = prepare(spec, data_root)
-    if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
-        with _told(observer, "compiling spiking kernels (on first use only)"):
-            compile_kernels()  # here, once, and not in every worker
     try:
         folder = RunFolder(out, spec, resume)
         finished = read_summary(folder.path)
         if finished is not None:
             return finished
+        if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
+            with _told(observer, "compiling spiking kernels (on first use only)"):
+                compile_kernels()  # here, once, and not in every worker
         with closing(make_engine(engine, spec, setting, folder, device, observer.epoch_ends, workers)) as started:
             return play(spec, setting, folder, observer, started)
     except OSError as error:
