@@ -20,6 +20,14 @@ from asfedbridge.experiments.spec import apply_overrides
 from asfedbridge.experiments.store import read_events, read_rounds
 
 pytest.importorskip("flwr")
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
 from asfedbridge.engines.flower.loopback import free_port
 from asfedbridge.engines.flower.processes import QUIET
 from asfedbridge.experiments.app_folder import write_deployment
@@ -167,6 +175,7 @@ def test_a_federation_bears_its_faults(federation: Federation, tmp_path: Path) -
     for client in range(4):
         federation.make_key(f"node{client}")
         federation.start_node(f"node{client}", f"client-id={client}{mischief.get(client, '')}")
+    check_that_a_key_opens_its_own_box_only(federation)
     out = federation.home / "run"
     settings = f'out="{out}" min-clients=1 round-timeout=90 gathering=600'
     started = federation.flwr("run", "app", "here", "--run-config", settings, "--format", "json")
@@ -213,6 +222,29 @@ def test_a_federation_bears_its_faults(federation: Federation, tmp_path: Path) -
     assert expected > GUESS + 2 * MARGIN  # or there would be nothing to lose
     assert ours > expected - MARGIN
     assert SMALL["rounds"] in {r["round"] for r in read_rounds(out) if r["client"] == KILLED}
+
+
+def check_that_a_key_opens_its_own_box_only(federation: Federation) -> None:
+    """A registered node that asks for another's messages, with flwr's own client and its own key, gets none."""
+    own, other = (wait_for_number(federation, f"node{client}") for client in (0, 1))
+    key = load_ssh_private_key((federation.folder / "node0" / "key").read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    client = FleetHttpClient.from_server_address(
+        f"127.0.0.1:{federation.port}",
+        insecure=False,
+        root_certificates=f"{federation.home}/certificates/ca.crt",
+        interceptors=[NodeAuthHttpInterceptor(key, key.public_key())],
+    )
+    assert not client.PullMessages(PullMessagesRequest(node=Node(node_id=own))).messages_list  # there are none yet
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        client.PullMessages(PullMessagesRequest(node=Node(node_id=other)))
+
+
+def wait_for_number(federation: Federation, name: str) -> int:
+    """By which the SuperLink knows a node."""
+    wait_for(lambda: "SuperNode ID" in federation.log(name))
+    (number,) = re.findall(r"SuperNode ID: (\d+)", federation.log(name))
+    return int(number)
 
 
 def accuracy(summary: dict[str, Any]) -> float:
