@@ -3,6 +3,7 @@ terminal. Only the ports are others, and a node's number and kind are those of e
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "deployment.md").read_text(encoding="utf-8")
+ROOT, BIN = Path(__file__).parents[1], Path(sys.executable).parent
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
 BLOCKS = [block.split("\n", 1) for block in re.findall(r"```bash\n# (.*?)```", PAGE, flags=re.DOTALL)]
 KINDS = ("ann", "ann", "snn", "snn")
 OWN = "in a terminal of its own"
+ACTIVATE = ". bridge/bin/activate\n"
 FORKING = (2, 3)  # nodes that take the blocks "instead" and "beside it"
 
 
@@ -43,10 +46,13 @@ def free_ports(count: int) -> int:
 class Terminal:
     """A shell that keeps its folder and its variables from block to block; the first command that fails ends it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, bare: bool) -> None:
         self.folder, self.name, self._count = folder, name, 0
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if bare:
+            env.pop("PYTHONPATH", None)
+        else:
+            env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
         with (folder / f"{name}.log").open("wb") as log:
             self._shell = subprocess.Popen(
                 ["bash"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -57,6 +63,11 @@ class Terminal:
         self._count += 1
         self._say(f"{block}\necho done-{self._count}")
         self.wait_for(lambda: f"done-{self._count}\n" in self.text(), seconds)
+
+    def ask(self, command: str) -> str:
+        before = len(self.text())
+        self.type(command)
+        return self.text()[before:]
 
     def leave_running(self, block: str) -> Path:
         """Returns its log."""
@@ -91,6 +102,10 @@ class Terminal:
 
 
 class Machines:
+    """Where nothing is installed (``bare``), or where all is that runs this test."""
+
+    bare = False
+
     def __init__(self, folder: Path) -> None:
         first = free_ports(6)
         self.folder, self._ports = folder, {"8000": first, "8001": first + 1, "9100": first + 2}
@@ -102,9 +117,10 @@ class Machines:
             block = block.replace(port, str(ours))
         where, _, how = head.partition(", ")
         if where == "every machine":
-            return  # asfedbridge is installed, or this test would not run
-        if where == "every terminal":
-            self._everywhere.append(block)
+            if self.bare:
+                self._terminal(where).type(block, 3600)
+        elif where == "every terminal":
+            self._everywhere.append(block if self.bare else block.replace(ACTIVATE, ""))
         elif where == "node":
             for number, kind in enumerate(KINDS):
                 if how == "" or (how != OWN) == (number in FORKING):
@@ -115,7 +131,7 @@ class Machines:
 
     def _terminal(self, name: str) -> Terminal:
         if name not in self.terminals:
-            self.terminals[name] = Terminal(self.folder, name)
+            self.terminals[name] = Terminal(self.folder, name, self.bare)
             for block in self._everywhere:
                 self.terminals[name].type(block)
         return self.terminals[name]
@@ -157,6 +173,21 @@ def test_the_guide_works_as_it_stands(machines: Machines, tmp_path: Path) -> Non
     assert "round 1/4" in machines.terminals["server"].text()  # of `flwr log`
     for number in range(4):
         assert list((tmp_path / f"node{number}" / "states").rglob("client-*.safetensors"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(9000)
+def test_the_guide_works_where_nothing_is_installed(machines: Machines, tmp_path: Path) -> None:
+    """Packages come from the package index: a virtual environment, then all of the guide with its programs."""
+    (tmp_path / "asfedbridge").mkdir()
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "asfedbridge")
+    shutil.copytree(
+        ROOT / "src", tmp_path / "asfedbridge" / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg*")
+    )
+    machines.bare = True
+    test_the_guide_works_as_it_stands(machines, tmp_path)
+    assert str(tmp_path / "bridge") in machines.terminals["server"].ask("command -v flwr")
 
 
 @pytest.mark.long
