@@ -30,6 +30,9 @@ CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.trun
 def start(words: list[str], out: str, log: str, stop_at: int = 0, count_to: str = "") -> int:
     """The process of a command, in a group of its own. It kills itself before its ``stop_at``-th change below ``out``;
     how many there were is written to ``count_to``."""
+    if multiprocessing.forkserver._forkserver._forkserver_pid:
+        # Who is killed between calling Python's fork server and speaking takes it along; here it outlives a run.
+        multiprocessing.forkserver.ensure_running()
     child = os.fork()
     if child:
         return child
