@@ -121,7 +121,7 @@ def prepare_states(folder: Path) -> Attempt:
         works = host(states)
         states.go_to(works, index, index)
         works.turn(0, {}, Round(index, 9))
-        states.keep(works, index)
+        states.keep(works, index, index)
     expected = bits(works.state(0))
     shelf = Shelf(states.folder)
     files = [states.folder / "states.json", states.folder / state_name(0, 2)]

@@ -235,7 +235,7 @@ def command_flower(args: argparse.Namespace) -> int:
 
         run_program("tasks", [args.address, *([str(args.root_certificates)] if args.root_certificates else [])])
         return DONE
-    write_deployment(args.folder, resolve(args.what))
+    write_deployment(args.folder, resolve(args.what), args.files)
     _tell(f"written: {args.folder}; go on with docs/deployment.md")
     return DONE
 

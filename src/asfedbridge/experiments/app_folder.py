@@ -1,7 +1,8 @@
 """The folder of a Flower app that plays one specification: `flwr run` takes it as it is."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ CONFIG: dict[str, Any] = {
     "round-timeout": 3600.0,  # seconds a client has for its turn
     "patience": 600.0,  # seconds to go on asking when there are too few; 0: the run ends
     "gathering": 120.0,  # seconds that nodes have to come before the first round
-    "imports": "",  # files with models of your own, separated by ':'
+    "imports": "",  # files with models, separated by ':', that all processes can read; others are in the app
     "report-to": "",  # a folder for progress and outcome, where `asfedbridge run` reads them
 }
-PROGRESS, OUTCOME = "progress.txt", "outcome.json"  # in the folder `report-to`
-PACKAGE = "bridge_app"
+# In the folder `report-to`: what the server says, how it ended, and its process.
+PROGRESS, OUTCOME, PROCESS = "progress.txt", "outcome.json", "process"
+PACKAGE, MODELS = "bridge_app", "models"  # in the app's folder; in the package: files with models of the user's own
 MODULE = '''"""Flower's way into asfedbridge: it plays the specification beside this file."""
 
 from pathlib import Path
@@ -103,11 +105,15 @@ def write_app(folder: Path, spec: Spec, config: Mapping[str, Any] | None = None)
     (package / "spec.toml").write_text(write_toml(spec), encoding="utf-8")
 
 
-def write_deployment(folder: Path, spec: Spec) -> None:
-    """A folder to begin a federation of real machines with."""
+def write_deployment(folder: Path, spec: Spec, models: Sequence[str] = ()) -> None:
+    """A folder to begin a federation of real machines with; files with ``models`` go to every node with the app."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: there is something already; give a new folder")
     write_app(folder / "app", spec)
+    for number, file in enumerate(models):
+        place = folder / "app" / PACKAGE / MODELS / f"{number}_{Path(file).name}"
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(file, place)
     script = folder / "certificates.sh"
     script.write_text(CERTIFICATES, encoding="utf-8")
     script.chmod(0o755)

@@ -7,6 +7,7 @@ node's own (``data`` in its node config), all of which is its shard and which th
 import dataclasses
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ from asfedbridge.engines.flower.server import make_server_app
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library
-from asfedbridge.experiments.app_folder import CONFIG, ON_NODES, OUTCOME, PROGRESS, STATES
+from asfedbridge.experiments.app_folder import CONFIG, MODELS, ON_NODES, OUTCOME, PROCESS, PROGRESS, STATES
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.records import event_records
@@ -51,6 +52,8 @@ def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
     def serve(grid: Any, context: Any) -> None:
         config = CONFIG | dict(context.run_config)
         place = Path(config["report-to"]) if config["report-to"] else None
+        if place:
+            write_atomic(place / PROCESS, str(os.getpid()).encode())
         try:
             stream = (place / PROGRESS).open("a", encoding="utf-8") if place else None
             serve_run(read_specification(file, config), grid, config, observe(stream))
@@ -70,8 +73,9 @@ def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
 
 
 def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
-    for name in filter(None, str(config["imports"]).split(":")):
-        load_file(name)
+    for name in (*sorted(map(str, (file.parent / MODELS).glob("*.py"))), *str(config["imports"]).split(":")):
+        if name:
+            load_file(name)
     return from_table(read_toml(file), quickstart())
 
 
@@ -105,6 +109,8 @@ def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observ
     observer.waits(f"waiting for {len(infos)} clients")
     early: list[Event] = []
     roster.gather(float(config["gathering"]), early.append)
+    if setting is None and roster.shape is None:  # nodes may be at work for a server that was killed
+        roster.gather(tolerance.patience, early.append, enough=1)
     setting = setting or setting_of_nodes(spec, roster)
     run, timeout = name_run(folder.path), float(config["round-timeout"])
     engine = FlowerEngine(grid, roster, spec.method, setting.task, tolerance, run, timeout)
@@ -125,7 +131,7 @@ def name_run(folder: Path) -> str:
 def setting_of_nodes(spec: Spec, roster: Roster) -> Setting:
     """What the nodes have in common, as the first of them said."""
     if roster.shape is None:
-        raise TooFewClients("no node came whose data could be used; start the nodes, or raise gathering")
+        raise TooFewClients("no node came whose data could be used; start the nodes, or raise gathering or patience")
     infos = list(roster.infos.values())
     task = make_task(spec, *roster.shape, infos)
     check(spec, task, infos)

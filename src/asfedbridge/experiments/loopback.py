@@ -1,6 +1,7 @@
 """`asfedbridge run --engine flower`: the server and a node for each client as processes of this machine."""
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -8,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
-from asfedbridge.engines.flower.loopback import Loopback
+from asfedbridge.engines.flower.loopback import PATIENCE, Loopback
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.app_folder import OUTCOME, PROGRESS, STATES, write_app
+from asfedbridge.experiments.app_folder import OUTCOME, PROCESS, PROGRESS, STATES, write_app
 from asfedbridge.experiments.run import pick_device, prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
@@ -56,8 +57,9 @@ def execute(
 
 def follow(fleet: Loopback, reports: Path, tell: Tell) -> None:
     """Pass on what the server says, until it has ended."""
-    shown = 0
+    shown, begin = 0, time.monotonic()
     while True:
+        gone = not _lives(reports, begin)
         ended = (reports / OUTCOME).exists()
         text = (reports / PROGRESS).read_text(encoding="utf-8") if (reports / PROGRESS).exists() else ""
         whole = text[: text.rfind("\n") + 1]
@@ -66,6 +68,8 @@ def follow(fleet: Loopback, reports: Path, tell: Tell) -> None:
         shown = len(whole)
         if ended:
             break
+        if gone:
+            raise WorkerLost("the server's process was killed or could not begin; go on with --resume")
         fleet.check()
         time.sleep(0.2)
     outcome = json.loads((reports / OUTCOME).read_bytes())
@@ -73,3 +77,15 @@ def follow(fleet: Loopback, reports: Path, tell: Tell) -> None:
         raise ERRORS.get(outcome["kind"], WorkerLost)(
             outcome["text"] if outcome["kind"] in ERRORS else f"the server failed: {outcome['kind']}: {outcome['text']}"
         )
+
+
+def _lives(reports: Path, begin: float) -> bool:
+    """The server's process, which none of those that we started is: it is there, or is given time to come."""
+    file = reports / PROCESS
+    if not file.exists():
+        return time.monotonic() - begin < PATIENCE
+    try:
+        os.kill(int(file.read_bytes()), 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -16,6 +16,7 @@ from asfedbridge.core.errors import TooFewClients
 from asfedbridge.core.protocol import METHODS, Method, Upload
 from asfedbridge.engines.flower import pace, roster
 from asfedbridge.engines.flower.engine import FlowerEngine
+from asfedbridge.engines.flower.messages import LINGER
 from asfedbridge.engines.flower.node import Site, make_client_app
 from asfedbridge.engines.flower.roster import Roster
 from asfedbridge.engines.host import ClientHost
@@ -46,7 +47,8 @@ FLEET = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "POLL", 0.0)
     monkeypatch.setattr(roster, "ASK_AFTER", 0.0)
-    monkeypatch.setattr(roster, "PATIENCE", 0.2)
+    monkeypatch.setattr(roster, "GRACE", 0.2)
+    monkeypatch.setattr(roster, "PAUSE", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def test_one_message_each_way_with_a_time_to_live_and_one_array(three: Setting, 
     stage.play(engine, tolerance=stage.tolerance)
     trains = [m for _, m in stage.grid.sent if m.metadata.message_type == "train"]
     assert len(trains) == 3 * 3
-    assert all(m.metadata.ttl <= 0.3 and len(m.content["payload"]) == 1 for m in trains)
+    assert all(m.metadata.ttl <= 0.3 + LINGER and len(m.content["payload"]) == 1 for m in trains)
 
 
 def test_a_run_goes_on_from_a_checkpoint(three: Setting, tmp_path: Path) -> None:

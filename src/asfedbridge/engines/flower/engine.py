@@ -1,5 +1,6 @@
 """The server side: an engine whose clients are Flower's SuperNodes. One message to each client and round, one back."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from flwr.serverapp import Grid
 
 from asfedbridge.core.payload import GuardError, Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
+from asfedbridge.engines.flower.arrivals import Answer
 from asfedbridge.engines.flower.messages import fault, one_line, replies, send
 from asfedbridge.engines.flower.parcel import pack, unpack
 from asfedbridge.engines.flower.roster import Roster
@@ -28,6 +30,8 @@ class FlowerEngine:
         self._tolerance, self._run, self._timeout = tolerance, run, timeout
         self._since: dict[int, int] = {}  # by client: the round after its last turn
         self._next = self._safe = 0  # the round after the last one played; the one that the checkpoint leads back to
+        sizes = [method.uploads(task, info).values() for info in roster.infos.values()]
+        self._largest = 4 * max((sum(map(math.prod, shapes)) for shapes in sizes), default=0)  # bytes of an upload
         self._away = set(roster.infos) - set(roster.seats)  # whose next upload is an event
 
     def describe(self) -> dict[str, Any]:
@@ -44,10 +48,14 @@ class FlowerEngine:
             if client in self._roster.seats:
                 parcel = self._parcel(rnd, client, downs[client])
                 node = self._roster.seats[client]
-                sent[send(self._grid, node, parcel, MessageType.TRAIN, str(rnd.index), self._timeout)] = client
+                message_id = send(self._grid, node, parcel, MessageType.TRAIN, str(rnd.index), self._timeout)
+                if message_id:
+                    sent[message_id] = client
+                else:
+                    found[client] = Event("lost", client, "the SuperLink does not take messages for its node")
             else:
                 found[client] = Event("absent", client, "none of its nodes is online")
-        for message_id, answer in replies(self._grid, sent, self._timeout):
+        for message_id, answer in replies(self._grid, sent, self._timeout, self._largest):
             found[sent[message_id]] = self._read(rnd, sent[message_id], answer)
         for client, reply in sorted(found.items()):
             self._notice(rnd, client, reply)
@@ -71,10 +79,10 @@ class FlowerEngine:
         about = {"run": self._run, "client": client, "round": rnd.index, "since": since, "safe": self._safe}
         return pack(down, self._method.downloads(self._task, self._roster.infos[client]), about)
 
-    def _read(self, rnd: Round, client: int, answer: Message | None) -> Reply:
+    def _read(self, rnd: Round, client: int, answer: Answer) -> Reply:
         if event := fault(answer, client, self._timeout):
             return event
-        assert answer
+        assert isinstance(answer, Message)
         info = self._roster.infos[client]
         what = f"upload of {info.label}, round {rnd.index}"
         declared = {} if rnd.closing else self._method.uploads(self._task, info)
@@ -91,6 +99,8 @@ class FlowerEngine:
         if isinstance(reply, Event):
             if reply.what in ASK_AGAIN:
                 self._away.add(client)
+            else:  # perhaps it is no longer who it was: it has to say again
+                self._roster.seats.pop(client, None)
             return
         if client in self._away:
             self._away.discard(client)

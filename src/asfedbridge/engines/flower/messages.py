@@ -7,7 +7,9 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from asfedbridge.core.payload import GuardError
 from asfedbridge.engines.flower import pace
+from asfedbridge.engines.flower.arrivals import SLACK, Answer, arrivals
 from asfedbridge.engines.tolerance import Event, What
 
 WHAT: dict[int, What] = {
@@ -16,35 +18,39 @@ WHAT: dict[int, What] = {
     ErrorCode.MESSAGE_UNAVAILABLE: "timeout",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "timeout",
 }
+LINGER = 30.0  # seconds that a message lives longer than a turn may take: its reply may still be fetched
 
 
-def send(grid: Grid, node: int, content: RecordDict, kind: str, group: str, ttl: float) -> str:
-    """Returns the message's id. After ``ttl`` seconds nobody will execute it, nor take a reply to it."""
-    message = Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=ttl)
-    (message_id,) = grid.push_messages([message])
-    return message_id
+def send(grid: Grid, node: int, content: RecordDict, kind: str, group: str, seconds: float) -> str | None:
+    """Returns the message's id; None if the SuperLink did not take it. It has ``seconds`` for its turn; a little later
+    nobody will execute it, nor take a reply to it."""
+    message = Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=seconds + LINGER)
+    return next(iter(grid.push_messages([message])), None) or None
 
 
-def replies(grid: Grid, message_ids: Iterable[str], timeout: float) -> Iterator[tuple[str, Message | None]]:
-    """The reply to each message as it comes, by the message's id (the SuperLink's own errors name no node); None for
-    those that did not come."""
-    waiting, deadline = set(message_ids), time.monotonic() + timeout
-    while waiting and time.monotonic() < deadline:
-        for answer in grid.pull_messages(sorted(waiting)):
-            message_id = answer.metadata.reply_to_message_id
+def replies(grid: Grid, message_ids: Iterable[str], seconds: float, largest: int) -> Iterator[tuple[str, Answer]]:
+    """The reply to each message as it comes, by the message's id; None for those that did not come."""
+    waiting, deadline = set(message_ids), time.monotonic() + seconds
+    while waiting:
+        left = deadline - time.monotonic()
+        for message_id, answer in arrivals(grid, sorted(waiting), largest + SLACK, max(left, LINGER / 3)):
             if message_id in waiting:
                 waiting.discard(message_id)
                 yield message_id, answer
+        if left <= 0:  # asked once more after that: somebody slow may have kept us from those that were there
+            break
         if waiting:
-            time.sleep(pace.POLL)
+            time.sleep(min(pace.POLL, left))
     for message_id in sorted(waiting):
         yield message_id, None
 
 
-def fault(answer: Message | None, client: int | None, timeout: float) -> Event | None:
+def fault(answer: Answer, client: int | None, seconds: float) -> Event | None:
     """Why there is nothing to read in an answer; None if there is."""
     if answer is None:
-        return Event("timeout", client, f"no reply in {timeout:g} seconds")
+        return Event("timeout", client, f"no reply in {seconds:g} seconds")
+    if isinstance(answer, GuardError):
+        return Event("refused", client, f"its reply: {answer}")
     if answer.has_error():
         code, reason = answer.error.code, answer.error.reason or ""
         return Event(WHAT.get(code, "error"), client, f"Flower's error {code}: {one_line(reason)}")

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from asfedbridge.core.payload import GuardError
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
-from asfedbridge.engines.flower.messages import one_line
+from asfedbridge.engines.flower.messages import LINGER, one_line
 from asfedbridge.engines.flower.parcel import pack, read_count, unpack
 from asfedbridge.engines.flower.states import NodeStates
 from asfedbridge.engines.host import ClientHost
@@ -57,6 +57,8 @@ def make_client_app(open_site: OpenSite) -> ClientApp:
 
 def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
     """A reply, whatever happens: a ClientApp that returns none leaves its SuperNode deaf for good."""
+    if Path(sys.argv[0]).name in OWN_PROCESS:
+        end_after(message.metadata.ttl - LINGER)  # wherever it hangs: in reading its data, too
     try:
         content = work()
     except Exception as error:
@@ -81,8 +83,6 @@ def _introduction(site: Site) -> RecordDict:
 
 
 def _turn(message: Message, site: Site) -> RecordDict:
-    if Path(sys.argv[0]).name in OWN_PROCESS:
-        end_after(message.metadata.ttl)
     info, method, task = site.info, site.method, site.task
     what = f"download to {info.label}"
     down, about, _ = unpack(message.content, method.downloads(task, info), task.compress, what)
@@ -97,7 +97,7 @@ def _turn(message: Message, site: Site) -> RecordDict:
         states.go_to(host, rnd.index, since)
         upload = host.turn(info.id, down, rnd)
         if not rnd.closing:
-            states.keep(host, safe)
+            states.keep(host, rnd.index, safe)
     told = {"client": info.id, "round": rnd.index, "train": info.train_size}
     declared = {} if rnd.closing else method.uploads(task, info)
     return pack(upload.payload, declared, told, upload.metrics)

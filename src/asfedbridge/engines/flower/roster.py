@@ -10,14 +10,17 @@ from flwr.serverapp import Grid
 
 from asfedbridge.core.payload import GuardError
 from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.engines.flower.arrivals import Answer
 from asfedbridge.engines.flower.messages import fault, one_line, replies, send
 from asfedbridge.engines.flower.parcel import read_count
 from asfedbridge.engines.tolerance import Event
 
 MOST_EXAMPLES = 10**8
+MOST = (10**5, 64, 256, 1000)  # classes, channels, image size, frames: networks are built from what a node says
 ASK_AFTER = 20.0  # seconds before a node that got no seat is asked again: it may have been restarted meanwhile
-ASK_SILENT_AFTER = 600.0  # and one that did not answer, for which everybody has to wait
-PATIENCE = 120.0  # seconds for an answer
+GRACE = 20.0  # seconds that everybody waits for the answer of one that was just asked
+ANSWER_WITHIN = 3600.0  # and that it has: it may be at work for a server that was killed
+PAUSE = 0.5  # between two looks at who is there
 Tell = Callable[[Event], None]
 Shape = tuple[int, int, int, int]  # of the data: classes, channels, image size, frames
 
@@ -34,6 +37,7 @@ class Roster:
         self.seats: dict[int, int] = {}  # client: node, of those that are online
         self._common: dict[str, Any] = {"shape": list(shape)} if shape else {}
         self._turned_away: dict[int, tuple[float, str]] = {}  # node: until when, and why
+        self._asked: dict[str, int] = {}  # message: node, of those that have not answered yet
 
     @property
     def shape(self) -> Shape | None:
@@ -44,38 +48,41 @@ class Roster:
         return classes, channels, image_size, frames
 
     def meet(self, tell: Tell) -> None:
-        """Ask nodes that are new; forget those that are gone."""
+        """Ask nodes that are new, seat those that have answered, forget those that are gone. Who was just asked is
+        waited for a little; who is busy with another turn answers when it is over, and is met then."""
         online = set(self._grid.get_node_ids())
         self.seats = {client: node for client, node in self.seats.items() if node in online}
         self._turned_away = {node: why for node, why in self._turned_away.items() if node in online}
+        self._asked = {message_id: node for message_id, node in self._asked.items() if node in online}
         recently = {node for node, (until, _) in self._turned_away.items() if time.monotonic() < until}
-        strangers = sorted(online - set(self.seats.values()) - recently)
-        asked = {self._ask(node): node for node in strangers}
-        answers = {asked[i]: answer for i, answer in replies(self._grid, asked, PATIENCE)}
-        for node in strangers:  # in order of their numbers, not of their answers
-            if event := self._seat(node, answers[node]):
+        strangers = sorted(online - set(self.seats.values()) - recently - set(self._asked.values()))
+        for node in strangers:
+            content = RecordDict({"about": ConfigRecord({"who": "are you"})})
+            if message_id := send(self._grid, node, content, MessageType.QUERY, "introduction", ANSWER_WITHIN):
+                self._asked[message_id] = node
+        answers: dict[int, Answer] = {}
+        for message_id, answer in replies(self._grid, list(self._asked), GRACE if strangers else 0.0, 0):
+            if answer is not None:
+                answers[self._asked.pop(message_id)] = answer
+        for node, answer in sorted(answers.items()):  # in order of their numbers, not of their answers
+            if event := self._seat(node, answer):
                 if self._turned_away.get(node, (0.0, ""))[1] != event.reason:
                     tell(event)
-                pause = ASK_SILENT_AFTER if event.what == "timeout" else ASK_AFTER
-                self._turned_away[node] = (time.monotonic() + pause, event.reason)
+                self._turned_away[node] = (time.monotonic() + ASK_AFTER, event.reason)
 
-    def gather(self, seconds: float, tell: Tell) -> None:
-        """Until every client has a node, or time is up."""
+    def gather(self, seconds: float, tell: Tell, enough: int = 0) -> None:
+        """Until every client has a node, or ``enough`` of them, or time is up."""
         deadline = time.monotonic() + seconds
         self.meet(tell)
-        while len(self.seats) < len(self.infos) and time.monotonic() < deadline:
-            time.sleep(0.5)
+        while len(self.seats) < (enough or len(self.infos)) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
             self.meet(tell)
 
-    def _ask(self, node: int) -> str:
-        content = RecordDict({"about": ConfigRecord({"who": "are you"})})
-        return send(self._grid, node, content, MessageType.QUERY, "introduction", PATIENCE)
-
-    def _seat(self, node: int, answer: Message | None) -> Event | None:
+    def _seat(self, node: int, answer: Answer) -> Event | None:
         """Give it the seat of the client it says it is, or say why not."""
-        if event := fault(answer, None, PATIENCE):
+        if event := fault(answer, None, ANSWER_WITHIN):
             return event
-        assert answer
+        assert isinstance(answer, Message)
         try:
             about = dict(answer.content["about"]) if "about" in answer.content else {}
             info = self._check(about)
@@ -90,7 +97,10 @@ class Roster:
     def _check(self, about: Mapping[str, Any]) -> ClientInfo:
         client = about.get("client")
         if type(client) is not int or client not in self.infos:
-            raise GuardError(f"it says it is client {one_line(str(client), 40)}, who is not of this run")
+            known = f"{min(self.infos)} to {max(self.infos)}"
+            raise GuardError(
+                f"it says it is client {one_line(str(client), 40)}, who is not of this run; set client-id to {known}"
+            )
         info, what = self.infos[client], f"client {client}"
         if client in self.seats:
             raise GuardError(f"it says it is client {client}, who is there already")
@@ -99,7 +109,7 @@ class Roster:
                 raise GuardError(f"{what}: its {name} is {one_line(str(about.get(name)), 40)}, not {ours} as in fleet")
         for name, ours in self._identity.items():
             if about.get(f"identity.{name}") != ours:
-                raise GuardError(f"{what}: it has another {name} than the server")
+                raise GuardError(f"{what}: it has another {name} than the server; give it the same")
         sizes = {
             "train": read_count(about, "train", 1, MOST_EXAMPLES, what),
             "test": read_count(about, "test", 1, MOST_EXAMPLES, what),
@@ -114,7 +124,10 @@ class Roster:
 
 
 def _common(about: Mapping[str, Any]) -> dict[str, Any]:
-    shape = about.get("shape")
-    if not isinstance(shape, list) or len(shape) != 4 or not all(type(n) is int and 0 < n < 10**6 for n in shape):
-        raise GuardError(f"shape={one_line(str(shape), 80)} is not classes, channels, image size and frames")
+    shape: Any = about.get("shape")
+    fits = isinstance(shape, list) and [type(n) for n in shape] == [int] * 4
+    if not fits or not all(0 < n <= most for n, most in zip(shape, MOST, strict=True)):
+        raise GuardError(
+            f"shape={one_line(str(shape), 80)} is not classes, channels, image size and frames of at most {MOST}"
+        )
     return {name: value for name, value in about.items() if name == "shape" or name.startswith("identity.")}

@@ -47,7 +47,6 @@ class NodeStates:
         """Bring the client to what it was before this round. ``since`` is the round after the last turn that the
         server has of it (0: none); a newer state that it got no reply of is as good."""
         kept = {name: sha256 for name, sha256 in self._read().items() if before_round(name) <= round_index}
-        self._write(kept)  # what came later is void: the round is played again
         newest = max(kept, key=before_round, default=None)
         if newest is None and since == 0:
             return
@@ -59,8 +58,11 @@ class NodeStates:
             )
         host.restore({newest: kept[newest]})
 
-    def keep(self, host: ClientHost, safe: int) -> None:
+    def keep(self, host: ClientHost, round_index: int, safe: int) -> None:
         """Make the state after a turn lasting. The server will not fall back behind round ``safe``."""
+        # What came later is void, as the round was played again. But not before now: a message for a round that does
+        # not fit must not cost the states that do.
+        self._write({name: sha256 for name, sha256 in self._read().items() if before_round(name) <= round_index})
         known = self._read() | host.save()
         base = max((before_round(name) for name in known if before_round(name) <= safe), default=0)
         self._write({name: sha256 for name, sha256 in known.items() if before_round(name) >= base})
