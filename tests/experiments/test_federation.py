@@ -204,7 +204,7 @@ def test_a_run_that_fails_says_so_where_it_reports(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = load_app(folder, monkeypatch)
-    config = {"out": str(tmp_path / "run"), "gathering": 0.0, "report-to": str(tmp_path)}
+    config = {"out": str(tmp_path / "run"), "gathering": 0.0, "patience": 0.0, "report-to": str(tmp_path)}
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(TooFewClients):
         app.server(InProcessGrid({}), context)

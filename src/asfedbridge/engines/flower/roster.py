@@ -97,9 +97,9 @@ class Roster:
     def _check(self, about: Mapping[str, Any]) -> ClientInfo:
         client = about.get("client")
         if type(client) is not int or client not in self.infos:
-            known = f"{min(self.infos)} to {max(self.infos)}"
+            numbers = f"{min(self.infos)} to {max(self.infos)}"
             raise GuardError(
-                f"it says it is client {one_line(str(client), 40)}, who is not of this run; set client-id to {known}"
+                f"it says it is client {one_line(str(client), 40)}, who is not of this run; set client-id to {numbers}"
             )
         info, what = self.infos[client], f"client {client}"
         if client in self.seats:
