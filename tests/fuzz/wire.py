@@ -187,6 +187,7 @@ def open_reply(codec: Codec) -> Any:
             nodes[101].reply = content
             grid.sent.clear()
             told.clear()
+            roster.seats = {0: 100, 1: 101}  # whoever was refused had to get up
             engine = FlowerEngine(grid, roster, method, task, tolerance, RUN, 5.0)
             state, _, ups = play_round(method, task, engine, {}, rnd, infos, tolerance)
             assert ups[0].payload.keys() == encoded.keys()
