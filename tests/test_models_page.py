@@ -207,3 +207,19 @@ def test_fedfree_refuses_a_global_model_without_a_clients_type_of_layer(mine: Pa
         method.check(TASK, clients)
     assert "\n" not in str(error.value)
     method.check(TASK, [*clients, ClientInfo(2, "ann", "resnet18", 0.125)])
+
+
+def test_a_federation_takes_models_of_ones_own_along(mine: Path, tmp_path: Path) -> None:
+    words = ["flower", "init", str(tmp_path / "federation"), "fleet=2*mlp:ann", "--import", str(mine)]
+    assert cli.main(words) == 0
+    package = tmp_path / "federation" / "app" / "bridge_app"
+    (copied,) = (package / "models").iterdir()
+    assert copied.read_text() == mine.read_text()
+    mine.unlink()  # a node has only the app
+    MODELS.pop("mlp")
+    registry.FILES.clear()
+    pytest.importorskip("flwr")
+    from asfedbridge.experiments.federation import read_specification
+
+    assert read_specification(package / "spec.toml", {"imports": ""}).fleet == "2*mlp:ann"
+    assert "mlp" in MODELS

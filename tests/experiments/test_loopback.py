@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -83,3 +84,19 @@ def test_options_of_flower_are_flowers_alone() -> None:
     from asfedbridge.cli import main
 
     assert main(["run", "--min-clients", "2"]) == 2
+
+
+def test_a_server_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
+    """Its process is a fork of one that we started: that it is gone is not seen by looking at ours."""
+    from asfedbridge.core.errors import WorkerLost
+    from asfedbridge.experiments.app_folder import PROCESS
+    from asfedbridge.experiments.loopback import follow
+
+    class Alive:
+        def check(self) -> None: ...
+
+    server = subprocess.Popen(["sleep", "1000"])
+    (tmp_path / PROCESS).write_text(str(server.pid))
+    threading.Timer(0.5, lambda: (server.kill(), server.wait())).start()
+    with pytest.raises(WorkerLost, match="killed"):
+        follow(Alive(), tmp_path, print)  # type: ignore[arg-type]

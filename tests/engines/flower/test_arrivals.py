@@ -10,10 +10,15 @@ from asfedbridge.core.payload import GuardError
 
 pytest.importorskip("flwr")
 from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
-from asfedbridge.engines.flower.arrivals import inflate
+from asfedbridge.engines.flower.arrivals import arrivals, inflate
 from asfedbridge.engines.flower.messages import fault
 from asfedbridge.engines.flower.parcel import pack
 
@@ -114,3 +119,80 @@ def test_a_part_that_is_missing() -> None:
     for gone in parts:
         answer = inflate(top, {i: c for i, c in parts.items() if i != gone}, LARGEST)
         assert isinstance(answer, GuardError)
+
+
+class SuperLink:
+    """What flwr's HttpGrid talks with, as far as replies go: which there are, and their parts."""
+
+    def __init__(self, answers: dict[str, tuple[str, dict[str, bytes]]]) -> None:
+        self.answers, self.confirmed = answers, set[str]()
+        self.parts = {i: content for _, parts in answers.values() for i, content in parts.items()}
+
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:
+        found = PullAppMessagesResponse()
+        for asked in request.message_ids:
+            reply_id, parts = self.answers[asked]
+            message, tree = found.messages_list.add(), found.message_object_trees.add()
+            message.metadata.message_id, message.metadata.reply_to_message_id = reply_id, asked
+            tree.object_id = reply_id
+            for part in parts:
+                if part != reply_id:
+                    tree.children.add().object_id = part
+        return found
+
+    def PullObject(self, request: Any) -> PullObjectResponse:
+        content = self.parts[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=bool(content), object_content=content)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.confirmed.add(request.message_object_id)
+
+
+class ShortCircuit(HttpGrid):
+    """Without HTTP between."""
+
+    def __init__(self, superlink: SuperLink) -> None:
+        self.superlink, self.node, self._run = superlink, Node(node_id=1), Run.create_empty(run_id=1)
+
+    @property
+    def _runtime_client(self) -> Any:
+        return self.superlink
+
+
+def take(superlink: SuperLink, seconds: float = 10.0) -> dict[str, Any]:
+    grid = ShortCircuit(superlink)
+    return dict(arrivals(grid, list(superlink.answers), LARGEST, seconds))
+
+
+def test_a_bad_reply_does_not_touch_the_others() -> None:
+    top, parts = parts_of(reply(900))
+    (chunk,) = (i for i, content in parts.items() if content.startswith(b"ArrayChunk "))
+    superlink = SuperLink(
+        {
+            "good": parts_of(reply()),
+            "malformed": with_part("ConfigRecord", b"\xff\xff\xff"),
+            "large": parts_of(reply(2 * LARGEST)),
+            "unfinished": (top, parts | {chunk: b""}),
+        }
+    )
+    found = take(superlink, seconds=0.1)
+    assert isinstance(found["good"], Message)
+    assert "cannot be read" in str(found["malformed"])
+    assert f"more than {LARGEST} bytes" in str(found["large"])
+    assert found["unfinished"] is None
+    assert superlink.confirmed == {superlink.answers[name][0] for name in ("good", "malformed", "large")}
+
+
+def test_whose_reply_it_is_says_the_superlink() -> None:
+    """Its metadata are written by the node: it might name another's message."""
+    asked = Message(RecordDict(), dst_node_id=7, message_type="train")
+    asked.metadata.__dict__["_message_id"] = "another's"
+    claimed = Message(RecordDict({"about": ConfigRecord({"client": 1})}), reply_to=asked)
+    (found,) = take(SuperLink({"its own": parts_of(claimed)}))
+    assert found == "its own"
+
+
+def test_too_many_parts_are_not_asked_for() -> None:
+    top, parts = parts_of(reply())
+    superlink = SuperLink({"many": (top, parts | {f"{n:064x}": b"x" for n in range(1000)})})
+    assert "parts" in str(take(superlink)["many"])

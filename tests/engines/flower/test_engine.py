@@ -266,6 +266,43 @@ def test_absent_clients_join_and_return_with_their_state(three: Setting, tmp_pat
     assert sorted(i for r, i in stage.metrics if r == 2) == [0, 1, 2]
 
 
+def test_a_node_at_work_for_another_server_is_met_when_it_is_free(three: Setting, tmp_path: Path) -> None:
+    """It was asked once; its answer comes in a later round, and nobody waits for it meanwhile."""
+    stage = Stage(dataclasses.replace(three, task=dataclasses.replace(three.task, rounds=4)), FedAvg(), tmp_path)
+    held: dict[str, Message] = {}
+
+    def meddle(node: int, message: Message, reply: Message) -> Message | None:
+        if node == 99 and message.metadata.message_type == "query":
+            held[message.metadata.message_id] = reply
+            return None
+        return reply
+
+    def after(rnd: Any, state: Any) -> None:
+        if rnd.index == 1:
+            (number,) = held
+            held[number].metadata.__dict__["_reply_to_message_id"] = number
+            stage.grid._replies |= held
+
+    stage.grid.meddle = meddle
+    stage.play(stage.seat(), after, tolerance=stage.tolerance)
+    assert [(r, e.what, e.client) for r, e in stage.told] == [(0, "absent", 1), (1, "absent", 1), (2, "joined", 1)]
+    assert len(held) == 1
+
+
+def test_who_answered_badly_has_to_say_again_who_it_is(three: Setting, tmp_path: Path) -> None:
+    """A node was restarted as another client, under the same key: both are where they belong in the next round."""
+    stage = Stage(dataclasses.replace(three, task=dataclasses.replace(three.task, rounds=3)), FedAvg(), tmp_path)
+
+    def after(rnd: Any, state: Any) -> None:
+        if rnd.index == 0:
+            nodes = stage.grid.nodes
+            nodes[99], nodes[100] = nodes[100], nodes[99]
+
+    stage.play(stage.seat(), after, tolerance=stage.tolerance)
+    assert [(r, e.what, e.client) for r, e in stage.told] == [(1, "error", 0), (1, "error", 1)]
+    assert sorted(i for r, i in stage.metrics if r == 2) == [0, 1, 2]
+
+
 def test_a_lost_state_folder_is_said(three: Setting, tmp_path: Path) -> None:
     stage = Stage(three, FedAvg(), tmp_path)
 
