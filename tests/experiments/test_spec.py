@@ -338,6 +338,7 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
         "quantiser": "dorefa",
         "evaluate_every": 2,
         "compress": "fp16",
+        "twin_rounds": 1,
         "method.aggregation": "median",
         "method.trim": 0.2,
         "method.clip_update": 1.0,
@@ -345,5 +346,7 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
         "method.noise_source": "seed",
         "method.delta": 1e-6,
     }
-    assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == len(changed)
-    assert LATER.keys() == changed.keys()
+    bridge = {"method.gate": "right", "method.fused_holdout": 0.1}
+    for name, values in (("fedavg", changed), ("as-fedbridge", bridge)):
+        assert len({apply_overrides(quickstart(name), {k: v}).digest() for k, v in values.items()}) == len(values)
+    assert LATER.keys() == changed.keys() | bridge.keys()

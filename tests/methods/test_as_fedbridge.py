@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.core import payload, seeds
+from asfedbridge.core import losses, payload, seeds
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ClientInfo, Kind, Optimiser, Round, Task, Upload
-from asfedbridge.methods.as_fedbridge import ASFedBridge
+from asfedbridge.methods.as_fedbridge import ASFedBridge, choose
 from asfedbridge.models.zoo import bridge_of
 
 KINDS: list[Kind] = ["ann", "snn"]
@@ -325,3 +326,76 @@ def test_defaults_are_the_papers_table() -> None:
     assert (method.pspr_threshold, method.pspr_spread) == (0.5, 1.0)
     assert (method.pspr_deviation, method.pspr_variance_weight) == (0.05, 1.0)
     assert (method.bridge_lr, method.injection_epochs, method.bridge_width) == (0.004, 1, 1.0)
+
+
+# gated distillation
+
+
+def test_the_gates_by_hand() -> None:
+    """Labels 0: the teacher is right and surer; right and less sure; wrong, and yet surer than the student."""
+    student = torch.tensor([[1.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    teacher = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
+    y = torch.zeros(3, dtype=torch.long)
+    assert choose("none", student, teacher, y) is None
+    assert choose("right", student, teacher, y).tolist() == [True, True, False]  # type: ignore[union-attr]
+    assert choose("confident", student, teacher, y).tolist() == [True, False, True]  # type: ignore[union-attr]
+
+
+def test_a_gate_takes_examples_out_of_the_loss() -> None:
+    student = torch.randn(4, 3, requires_grad=True)
+    teacher = torch.randn(4, 3)
+    chosen = torch.tensor([True, False, True, False])
+    gated = losses.distillation(student, teacher, 2.0, chosen)
+    torch.testing.assert_close(2 * gated, losses.distillation(student[chosen], teacher[chosen], 2.0))
+    gated.backward()
+    assert student.grad is not None
+    assert student.grad[~chosen].abs().max() == 0
+    torch.testing.assert_close(
+        losses.distillation(student, teacher, 2.0, torch.ones(4)), losses.distillation(student, teacher, 2.0)
+    )
+
+
+def test_a_closed_gate_leaves_the_labels_alone(lab: Any) -> None:
+    """A teacher that is never right teaches nothing: the backbone is that of weight zero."""
+    states = []
+    for changes in ({"gate": "right", "alpha_kd_ann": (2.0, 2.0)}, {"alpha_kd_ann": (0.0, 0.0)}):
+        method = lab.method("as-fedbridge", **changes)
+        client = lab.client(method)
+        with torch.no_grad():
+            client.modules["bridge"].head.weight.zero_()
+            client.modules["bridge"].head.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 9.0]))
+        client.shard.y_train.clamp_(max=2)  # never class 3
+        lab.turn(method, client)
+        states.append({k: t for k, t in client.state_dict().items() if k.startswith("module/backbone")})
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+# fused prediction
+
+
+def test_the_fused_prediction_is_of_backbone_and_bridge(lab: Any) -> None:
+    method = lab.method("as-fedbridge")
+    client = lab.client(method)
+    metrics = lab.turn(method, client).metrics
+    x, y = next(client.shard.test_batches(64))
+    with torch.inference_mode():
+        mean = client.backbone(x).logits.softmax(1) + client.modules["bridge"](x).softmax(1)
+    right = 100 * (mean.argmax(dim=1) == y).float().mean().item()
+    assert metrics["trained.fused_accuracy"] == pytest.approx(right)
+    assert metrics["trained.fused_weight"] == 0.5
+
+
+def test_images_that_weigh_the_fusion_do_not_train(lab: Any) -> None:
+    method = lab.method("as-fedbridge", fused_holdout=0.3)
+    client, again = lab.client(method), lab.client(method)
+    assert (client.shard.train_size, client.held_out.test_size) == (7, 3)
+    assert torch.equal(client.held_out.x_test, again.held_out.x_test)
+    rows = {bytes(image.numpy()) for image in [*client.shard.x_train, *client.held_out.x_test]}
+    assert len(rows) == 10
+    metrics = lab.turn(method, client).metrics
+    assert 0 <= metrics["trained.fused_weight"] <= 1
+
+
+def test_a_holdout_of_everything_is_refused(lab: Any) -> None:
+    with pytest.raises(BadInput, match=r"^method.fused_holdout=1.0 leaves nothing to train on; use less than 1$"):
+        lab.method("as-fedbridge", fused_holdout=1.0).check(lab.task, [lab.info()])

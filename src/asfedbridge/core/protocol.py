@@ -80,6 +80,7 @@ class Task:
     evaluate_every: int = 1  # rounds
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
+    twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
@@ -145,6 +146,16 @@ class Upload:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+Predictor = Callable[[Tensor], Tensor]  # a batch of images -> logits_BC
+
+
+class Answers(NamedTuple):
+    """What a predictor said of a set of images, and what is right."""
+
+    logits: Tensor
+    labels: Tensor
+
+
 class Passes(NamedTuple):
     """How often a network goes over each of a client's examples in one round."""
 
@@ -160,6 +171,9 @@ class Shard(Protocol):
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]: ...
     def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def hold_out(self, share: float, generator: torch.Generator) -> "tuple[Shard, Shard]":
+        """Split the training examples at random: a shard without that ``share``, and one that tests on it alone."""
+        ...
 
 
 Watch = Callable[[str, int, int, dict[str, float]], None]  # stage, epoch, epochs, losses
@@ -177,12 +191,13 @@ class Client:
         self.info = info
         self.task = task
         self.shard = shard
+        self.held_out: Shard | None = None  # own training images that do not train
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
         self.residual: Payload = {}  # what compression took from uploads so far: added to the next one
         self.watch: Watch | None = None
-        self.evaluated: dict[str, tuple[int, dict[str, float]]] = {}  # the engine's cache, not part of the state
+        self.evaluated: dict[str, tuple[int, Answers]] = {}  # the engine's cache, not part of the state
         self._layers: dict[str, list[nn.Module]] = {}
         self.add("backbone", backbone)
 
@@ -202,6 +217,11 @@ class Client:
 
     def generator(self, rnd: Round, stage: str) -> torch.Generator:
         return seeds.generator(self.task.seed, "client", self.info.id, "round", rnd.index, stage)
+
+    def hold_out(self, share: float) -> None:
+        """Keep a share of the training images from training, the same ones whenever the client is built."""
+        generator = seeds.generator(self.task.seed, "client", self.info.id, "held out")
+        self.shard, self.held_out = self.shard.hold_out(share, generator)
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One shuffled, augmented epoch; the short last batch is kept."""
@@ -249,6 +269,7 @@ class Method(ABC):
     reports: ClassVar[Point] = "trained"  # the evaluation point that tables show
     partial: ClassVar[bool] = False  # a payload may be any part of what is declared: owned classes, chosen layers
     continues: ClassVar[bool] = False  # an upload is the download, trained on: one running state, name by name
+    fused_with: ClassVar[str] = ""  # the predictor whose probabilities are averaged with the backbone's (`fused`)
     pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
@@ -291,7 +312,7 @@ class Method(ABC):
         """
         return {"backbone": Passes(task.epochs, task.epochs)}
 
-    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+    def client_models(self, client: Client) -> dict[str, Predictor]:
         """Predictors (logits of a batch) that the engine evaluates beside the backbone.
 
         The name of a module stands for that module alone: it is run again only when the module has changed.

@@ -1,5 +1,6 @@
 """One client's data, served as normalised (and, for training, augmented) batches."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,20 @@ class Shard:
         self._scale = (1 / (255 * spread)).float()
         self._shift = (-centre / spread).float()
         self._lines: Tensor | None = None  # the training images as machine code wants them, once it is used
+
+    def hold_out(self, share: float, generator: torch.Generator) -> "tuple[Shard, Shard]":
+        """A shard without a random ``share`` of the training images, and one that tests on that share alone.
+
+        Both keep at least one image.
+        """
+        count = min(self.train_size - 1, max(1, round(share * self.train_size)))
+        order = torch.randperm(self.train_size, generator=generator)
+        held, kept = order[:count].sort().values, order[count:].sort().values
+        rest, tested = copy.copy(self), copy.copy(self)
+        rest.x_train, rest.y_train, rest._lines = self.x_train[kept], self.y_train[kept], None
+        tested.x_test, tested.y_test = self.x_train[held], self.y_train[held]
+        tested.x_train, tested.y_train, tested._lines = self.x_train[held[:0]], self.y_train[held[:0]], None
+        return rest, tested
 
     def __getstate__(self) -> dict[str, Any]:
         """As arrays: multiprocessing sends tensors through /dev/shm, where containers have little room."""

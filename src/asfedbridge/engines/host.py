@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round, Shard, Task, Upload
 from asfedbridge.engines import files
 from asfedbridge.engines.client import build_client, take_turn
 
@@ -65,7 +65,7 @@ class ClientHost:
         self._states: dict[int, tuple[str, str]] = {}  # the newest file of a client: name and SHA-256
         self._unflushed: set[str] = set()  # files that a power cut could still take: no checkpoint refers to them yet
         self._saved: frozenset[str] = frozenset()  # names a checkpoint refers to: not ours to remove
-        self._evaluated: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}  # a client's cache outlives its stay
+        self._evaluated: dict[int, dict[str, tuple[int, Answers]]] = {}  # a client's cache outlives its stay
 
     def turn(self, client: int, down: Payload, rnd: Round) -> Upload:
         """The closing visit is the end of a run: what it changes in a client is not kept when that makes room."""

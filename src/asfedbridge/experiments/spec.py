@@ -41,6 +41,7 @@ class Spec:
     seed: int = 42
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
+    twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
@@ -100,6 +101,9 @@ LATER: Table = {
     "skip_damaged": False,
     "evaluate_every": 1,
     "compress": "none",
+    "twin_rounds": 0,
+    "method.gate": "none",
+    "method.fused_holdout": 0.0,
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
 
@@ -114,6 +118,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("batch_size", 1, 10**6),
     ("participation", 1e-6, 1),
     ("evaluate_every", 1, 10**6),
+    ("twin_rounds", 0, 10**6),
     ("seed", 0, 2**63 - 1),
     ("feature_dim", 1, 65536),
     ("threads", 0, 4096),

@@ -11,30 +11,46 @@ Choices, where the paper is silent:
 - the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import losses, pseudospike
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
 from asfedbridge.core.training import Terms, fit, fit_backbone
 from asfedbridge.methods.bridge_sharing import BridgeSharing
+
+Gate = Literal["none", "right", "confident"]
+
+
+def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> Tensor | None:
+    """The images on which the teacher is heard; None for all.
+
+    "right": its first choice is the label. "confident": it gives the label more probability than the student does.
+    """
+    if gate == "none":
+        return None
+    if gate == "right":
+        return teacher_BC.argmax(dim=1) == y_B
+    own, other = (F.log_softmax(z.detach(), dim=1).gather(1, y_B[:, None])[:, 0] for z in (student_BC, teacher_BC))
+    return other > own
 
 
 @register("as-fedbridge")
 @dataclass(frozen=True)
 class ASFedBridge(BridgeSharing):
     module: ClassVar[str] = "bridge"
+    fused_with: ClassVar[str] = "bridge"
     # ablations: each switch removes one part
     direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
     pseudo_spike: bool = True  # the whole rate branch: quantiser, rate loss and PSPR
-    personal_head: bool = True  # False: one head, communicated and averaged with the body
     pspr: bool = True
     quantise: bool = True
     rate_loss: bool = True
@@ -47,6 +63,7 @@ class ASFedBridge(BridgeSharing):
     alpha_rate: float = 0.005
     alpha_pspr: float = 0.10
     alpha_prox: float = 1e-4
+    gate: Gate = "none"  # images on which the Bridge teaches: all, those it gets right, or where it beats the student
     snn_loss: Literal["tet", "ce"] = "tet"  # supervision of an SNN in extraction: the paper's TET, or CE of the mean
     lambda_nld: float = 0.08
     lambda_tet: float = 1e-4
@@ -55,12 +72,6 @@ class ASFedBridge(BridgeSharing):
     pspr_deviation: float = 0.05
     pspr_variance_weight: float = 1.0
     injection_epochs: int = 1
-    bridge_lr: float = 0.004
-    bridge_weight_decay: float = 1e-4
-    bridge_width: float = 1.0
-    bridge_norm: Literal["batch", "group"] = "batch"
-    bridge_momentum: Literal["keep", "reset"] = "keep"
-    bn_buffers: Literal["local", "averaged"] = "local"
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:
@@ -93,7 +104,7 @@ class ASFedBridge(BridgeSharing):
             "bridge": Passes(extraction + injection, injection),
         }
 
-    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+    def client_models(self, client: Client) -> dict[str, Predictor]:
         return {"bridge": self.network(client)}
 
     def extract(self, client: Client, rnd: Round) -> dict[str, float]:
@@ -115,7 +126,8 @@ class ASFedBridge(BridgeSharing):
                 if spiking:
                     fresh = torch.randn(student.shape, generator=noise).to(student.device)
                     student = losses.smooth_with_noise(student, self.lambda_nld, fresh)
-                parts["kd"] = weight * losses.distillation(student, teacher, self.temperature)
+                chosen = choose(self.gate, out.logits, teacher, y)
+                parts["kd"] = weight * losses.distillation(student, teacher, self.temperature, chosen)
             return parts
 
         return fit_backbone(client, rnd, "extract", terms)

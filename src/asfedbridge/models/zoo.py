@@ -30,7 +30,13 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
             f"fleet: {info.label} takes T={info.T} steps, but each example has {task.frames} frames (T={task.frames}); "
             f"give all SNN clients of event data the run's own T"
         )
+    if info.kind == "snn" and task.twin_rounds and task.frames > 1:
+        raise BadInput(
+            f"twin_rounds={task.twin_rounds}: on event data {info.label} and its ANN twin have different stems; use 0"
+        )
     if not find_model(info.model).family:
+        if info.kind == "snn" and task.twin_rounds:
+            raise BadInput(f"twin_rounds={task.twin_rounds}: {info.label} is not of a built-in family; use 0")
         _check_output(task, info.shape)
         return
     outline = outline_backbone(replace(task, projector="linear"), info)

@@ -162,7 +162,12 @@ def paper_rows(run: Run) -> Rows:
         rows.append(["paper", *(decimals(theirs.get(g)) for g in groups)])
         both = [(ours.get(g), theirs.get(g)) for g in groups]
         rows.append(["difference", *("-" if a is None or b is None else f"{a - b:+.2f}" for a, b in both)])
-    for key, name in (("best", "best round"), ("bridge", "Bridge"), ("nearest", "nearest prototype")):
+    for key, name in (
+        ("best", "best round"),
+        ("bridge", "Bridge"),
+        ("fused", "backbone and Bridge fused"),
+        ("nearest", "nearest prototype"),
+    ):
         if means := run.summary.get(key):
             rows.append([name, *(decimals(means.get(g)) for g in groups)])
     return rows
