@@ -13,6 +13,7 @@ from asfedbridge.core.compression import Codec, encoded_bytes
 from asfedbridge.core.payload import Payload, Shapes, clone
 
 Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
+ShortBatch = Literal["merge", "keep"]  # what becomes of a last batch of less than half the batch size
 Point = Literal["received", "trained"]  # after the download, after local training
 
 
@@ -56,6 +57,7 @@ class Optimiser:
     weight_decay_ann: float = 1e-4
     weight_decay_snn: float = 5e-4
     momentum: float = 0.9
+    clip: float = 0.0  # largest gradient norm of a module in a step; larger ones are scaled down to it; 0: no limit
 
     def rate(self, kind: Kind) -> float:
         return self.lr_snn if kind == "snn" else self.lr_ann
@@ -77,6 +79,7 @@ class Task:
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
+    short_batch: ShortBatch = "merge"
     evaluate_every: int = 1  # rounds
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
@@ -168,7 +171,9 @@ class Shard(Protocol):
 
     @property
     def train_size(self) -> int: ...
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def batches(
+        self, batch_size: int, generator: torch.Generator, short_batch: ShortBatch = "merge"
+    ) -> Iterator[tuple[Tensor, Tensor]]: ...
     def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def hold_out(self, share: float, generator: torch.Generator) -> "tuple[Shard, Shard]":
@@ -224,8 +229,8 @@ class Client:
         self.shard, self.held_out = self.shard.hold_out(share, generator)
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled, augmented epoch; the short last batch is kept."""
-        for x, y in self.shard.batches(self.task.batch_size, generator):
+        """One shuffled, augmented epoch in the batches of the task."""
+        for x, y in self.shard.batches(self.task.batch_size, generator, self.task.short_batch):
             yield self.place(x), y.to(self.device)
 
     def place(self, x_BCHW: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import ShortBatch
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.mapped import Images, Mapped, read
 from asfedbridge.data.partition import Partition
@@ -83,8 +85,10 @@ class Shard:
     def test_size(self) -> int:
         return len(self.y_test)
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled, augmented epoch; a short last batch is kept.
+    def batches(
+        self, batch_size: int, generator: torch.Generator, short_batch: ShortBatch = "merge"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled, augmented epoch, divided as ``batch_slices`` says.
 
         The whole epoch is drawn on the call itself (permutation, crops, flips), so what a consumer does between
         batches, or the batch size, changes neither the images nor the generator's state afterwards.
@@ -99,13 +103,12 @@ class Shard:
             places = torch.randint(0, 2 * self.pad + 1, (2, count), generator=generator)
         if self.augment.endswith("+flip"):
             flips = torch.rand(count, generator=generator) < 0.5
-        return self._epoch(batch_size, order, places, flips)
+        return self._epoch(batch_slices(count, batch_size, short_batch), order, places, flips)
 
     def _epoch(
-        self, batch_size: int, order: Tensor, places: Tensor | None, flips: Tensor | None
+        self, parts: Sequence[slice], order: Tensor, places: Tensor | None, flips: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(order), batch_size):
-            part = slice(start, start + batch_size)
+        for part in parts:
             chosen = order[part]
             mirrored = torch.zeros(len(chosen), dtype=torch.bool) if flips is None else flips[part]
             if places is None:
@@ -142,7 +145,7 @@ class Shard:
 
     def _in_order(self, x: Images, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         _check(batch_size)
-        parts = (slice(start, start + batch_size) for start in range(0, len(y), batch_size))
+        parts = batch_slices(len(y), batch_size, "keep")
         return ((self._as_evaluated(read(x[part])), y[part]) for part in parts)
 
     def _as_evaluated(self, x: Tensor) -> Tensor:
@@ -152,6 +155,18 @@ class Shard:
 
     def _normalise(self, x: Tensor) -> Tensor:
         return x.float().mul_(self._scale).add_(self._shift)
+
+
+def batch_slices(count: int, batch_size: int, short_batch: ShortBatch) -> list[slice]:
+    """The batches of an epoch over ``count`` examples, each example in exactly one of them.
+
+    The last batch holds what is left. With "merge", when that is less than half of ``batch_size``, it is joined to the
+    batch before it: BatchNorm's statistics of very few examples are too noisy to train on.
+    """
+    starts = list(range(0, count, batch_size))
+    if short_batch == "merge" and len(starts) > 1 and 2 * (count - starts[-1]) < batch_size:
+        del starts[-1]
+    return [slice(start, stop) for start, stop in pairwise([*starts, count])]
 
 
 def crop(x: Tensor, pad: int, tops: Tensor, lefts: Tensor) -> Tensor:

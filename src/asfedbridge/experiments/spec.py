@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
+from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
 from asfedbridge.experiments.fleet import MOST_STEPS, name_fleet, parse_fleet
 from asfedbridge.methods.averaging import Averaging
 
@@ -36,6 +36,7 @@ class Spec:
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
+    short_batch: ShortBatch = "merge"  # a last batch of less than half of batch_size joins the one before it
     participation: float = 1.0  # share of clients drawn each round
     evaluate_every: int = 1  # rounds; the last one always
     seed: int = 42
@@ -94,7 +95,8 @@ class Spec:
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-# Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
+# Fields that were added after the first runs, with the values that describe those runs. A field that has this value is
+# left out of the digest, so old runs keep their identity.
 LATER: Table = {
     "quantiser": "lsq",
     "frames_by": "count",
@@ -104,6 +106,8 @@ LATER: Table = {
     "twin_rounds": 0,
     "method.gate": "none",
     "method.fused_holdout": 0.0,
+    "short_batch": "keep",
+    "optimiser.clip": 0.0,
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
 
@@ -165,6 +169,12 @@ def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
                 raise BadInput(f"unknown key '{key}'{nearest(key, known_keys(spec))}")
             table[head] = {**_as_table(table.get(head, {}), head), rest: value}
     return from_table(table, spec)
+
+
+def without_later_fields(spec: Spec) -> Spec:
+    """``spec`` with the values of ``LATER``: the base for reading a stored specification that may lack those fields."""
+    known = known_keys(spec)
+    return apply_overrides(spec, {key: value for key, value in LATER.items() if key in known})
 
 
 def known_keys(spec: Spec) -> list[str]:
