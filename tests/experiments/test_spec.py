@@ -97,6 +97,9 @@ def test_shared_networks_are_matched(recipe: str) -> None:
     assert all(len(set(values)) == 1 for values in settings.values()), settings
 
 
+SILENT = ("checkpoint_every", "snapshot_every", "method.receivers")  # the last with both directions, as here
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_key_reaches_its_field(tmp_path: Path, method: str) -> None:
     spec = quickstart(method)
@@ -109,7 +112,7 @@ def test_every_key_reaches_its_field(tmp_path: Path, method: str) -> None:
         assert value_of(found, key) == value, key
         others = [other for other in keys if other != key]
         assert [value_of(found, k) for k in others] == [value_of(spec, k) for k in others], key
-        assert (found.digest() == spec.digest()) == (key in ("checkpoint_every", "snapshot_every")), key
+        assert (found.digest() == spec.digest()) == (key in SILENT), key
         (tmp_path / "s.toml").write_text(write_toml(found))
         assert from_table(read_toml(tmp_path / "s.toml"), spec) == found, key
 
@@ -346,4 +349,11 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
         "method.delta": 1e-6,
     }
     assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == len(changed)
-    assert LATER.keys() == changed.keys()
+    assert LATER.keys() == changed.keys() | {"method.receivers"}
+
+
+def test_receivers_count_where_clients_only_receive() -> None:
+    both = {change: apply_overrides(quickstart(), {"method.receivers": change}) for change in ("adapt", "frozen")}
+    assert {s.digest() for s in both.values()} == {"66b9a119462ac70ddaec0cc04b6ac48cc3c4c21955c5be060ea9441e04b3a4d7"}
+    adapt, frozen = (apply_overrides(s, {"method.direction": "ann-to-snn"}).digest() for s in both.values())
+    assert adapt != frozen == "8d4c8484795e1236bd965b116c8e9417276459efb832263746a5db14178d1a3e"

@@ -287,6 +287,7 @@ class Method(ABC):
     def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
         """What ``client_round`` executes, by the name of the client's module: what training costs is counted from it.
 
+        A part that runs alone has a dotted name: ``bridge.head``.
         A test compares it with the operations of a real round, for every method.
         """
         return {"backbone": Passes(task.epochs, task.epochs)}

@@ -90,16 +90,20 @@ class Spec:
             fields = table[place] if place else table
             if fields.get(key) == default:
                 del fields[key]
+        if table["method"].get("direction") == "both":
+            table["method"].pop("receivers", None)  # no client only receives
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-# Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
+# Fields that came after the first runs, with the values those runs were made with. A field with this value is left out
+# of the digest, so those runs keep their identity. The default of new runs may be another.
 LATER: Table = {
     "quantiser": "lsq",
     "frames_by": "count",
     "skip_damaged": False,
     "evaluate_every": 1,
     "compress": "none",
+    "method.receivers": "frozen",
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
 
@@ -160,6 +164,20 @@ def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
                 raise BadInput(f"unknown key '{key}'{nearest(key, known_keys(spec))}")
             table[head] = {**_as_table(table.get(head, {}), head), rest: value}
     return from_table(table, spec)
+
+
+def restored(table: Mapping[str, Any]) -> Table:
+    """The table of a stored run; fields that it lacks because they came later get the values it was run with."""
+    full: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    method = full.setdefault("method", {})
+    cls = METHODS.get(str(method.get("name"))) if isinstance(method, dict) else None
+    own = method_fields(cls) if cls else {}
+    for name, value in LATER.items():
+        place, _, key = name.rpartition(".")
+        fields = full.setdefault(place, {}) if place else full
+        if isinstance(fields, dict) and (place != "method" or key in own):
+            fields.setdefault(key, value)
+    return full
 
 
 def known_keys(spec: Spec) -> list[str]:

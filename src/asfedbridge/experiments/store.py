@@ -18,7 +18,7 @@ import asfedbridge
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.experiments.records import Record, group_means
-from asfedbridge.experiments.spec import Spec, from_table
+from asfedbridge.experiments.spec import Spec, from_table, restored
 from asfedbridge.experiments.tensorboard import EventFile
 from asfedbridge.experiments.toml import read_toml, write_toml
 
@@ -126,7 +126,7 @@ class RunFolder:
 def read_spec(path: Path, base: Spec) -> Spec | None:
     """The specification of the run in this folder, if one is there."""
     file = path / SPEC
-    return from_table(read_toml(file), base) if file.exists() else None
+    return from_table(restored(read_toml(file)), base) if file.exists() else None
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
