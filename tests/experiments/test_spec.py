@@ -341,6 +341,7 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
         "quantiser": "dorefa",
         "evaluate_every": 2,
         "compress": "fp16",
+        "start": "by-kind",
         "method.aggregation": "median",
         "method.trim": 0.2,
         "method.clip_update": 1.0,

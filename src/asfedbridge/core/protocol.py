@@ -74,6 +74,7 @@ class Task:
     frames: int = 1  # time steps inside the data, folded into the channels; 1: static images
     stems_differ: bool = False  # some clients take the frames one by one, others all at once as channels
     seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights of ANN and SNN twins
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
@@ -85,6 +86,10 @@ class Task:
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
+
+    def start_seed(self, what: str, kind: Kind) -> int:
+        """The seed of initial weights: one for all clients, or one for each kind."""
+        return seeds.seed(self.seed, what, *([kind] if self.start == "by-kind" else []))
 
 
 @dataclass(frozen=True)

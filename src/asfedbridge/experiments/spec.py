@@ -39,6 +39,7 @@ class Spec:
     participation: float = 1.0  # share of clients drawn each round
     evaluate_every: int = 1  # rounds; the last one always
     seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
@@ -103,6 +104,7 @@ LATER: Table = {
     "skip_damaged": False,
     "evaluate_every": 1,
     "compress": "none",
+    "start": "equal",
     "method.receivers": "frozen",
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
