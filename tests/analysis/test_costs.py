@@ -14,7 +14,7 @@ import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge import cli
 from asfedbridge.analysis import operations
 from asfedbridge.analysis.operations import make_counter
-from asfedbridge.analysis.rounds import outline_client
+from asfedbridge.analysis.rounds import find_network, outline_client
 from asfedbridge.core.protocol import METHODS, Client, Method, Round, Task
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18
@@ -183,6 +183,8 @@ NEAR = {"mh-pflid": 1e-3}  # injection passes the frozen head of the messenger a
 
 def methods() -> list[Any]:
     changes = [("as-fedbridge", {"direction": "ann-to-snn"}), ("as-fedbridge", {"direction": "snn-to-ann"})]
+    receiver = {"direction": "snn-to-ann"}  # an ANN client is one
+    changes += [("as-fedbridge", receiver | change) for change in ({"receivers": "frozen"}, {"personal_head": False})]
     changes += [("as-fedbridge", {"injection_epochs": 2}), ("mh-pflid", {"distillation_epochs": 2})]
     return [
         pytest.param(METHODS[name](**more), id=f"{name} {more or ''}")
@@ -205,11 +207,11 @@ def test_low_bit_clients_train_in_full_precision(make_client: Make, kind: str, b
 def compare_with_a_round(client: Client, method: Method) -> None:
     with make_counter() as counter:
         method.client_round(client, Round(0, 2))
-    networks = outline_client(method, ROUND, client.info).modules
+    outline = outline_client(method, ROUND, client.info)
     steps = client.info.train_size / ROUND.batch_size
     expected = ROUND.epochs * steps * loss_products(client)
     for name, (forward, backward) in method.client_passes(ROUND, client.info).items():
-        there, back = bare(networks[name])
+        there, back = bare(find_network(outline, name))
         expected += steps * (forward * there + backward * back)
     assert counter.get_total_flops() == pytest.approx(expected, rel=NEAR.get(method.name, 0), abs=0)
 

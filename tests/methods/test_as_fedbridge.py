@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,12 @@ from torch import Tensor, nn
 from asfedbridge.core import losses, payload, seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ClientInfo, Kind, Optimiser, Round, Task, Upload
+from asfedbridge.engines.client import build_client
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import federate
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.run import prepare
+from asfedbridge.experiments.spec import apply_overrides
 from asfedbridge.methods.as_fedbridge import ASFedBridge, choose
 from asfedbridge.models.zoo import bridge_of
 
@@ -132,6 +139,7 @@ def test_the_body_of_the_paper_is_about_4_mb(lab: Any) -> None:
         ({"personal_head": False}, set(), set()),
         ({"direction": "ann-to-snn"}, {"extract.kd"}, INJECT | PORTS),
         ({"direction": "snn-to-ann"}, INJECT, {"extract.kd"}),
+        ({"direction": "snn-to-ann", "receivers": "frozen"}, INJECT, {"extract.kd"}),
     ],
     ids=lambda value: str(sorted(value)),  # a set has another order in another process
 )
@@ -145,14 +153,83 @@ def test_a_switch_removes_exactly_its_terms(
         assert bool(up.payload) == (not loses >= INJECT)
 
 
-@pytest.mark.parametrize("direction", ["ann-to-snn", "snn-to-ann"])
-def test_who_does_not_inject_keeps_its_bridge_as_received(lab: Any, to_bytes: Bytes, direction: str) -> None:
-    method = lab.method("as-fedbridge", direction=direction)
-    client = lab.client(method, "snn" if direction == "ann-to-snn" else "ann")
+RECEIVERS = [("ann-to-snn", "snn"), ("snn-to-ann", "ann")]  # and who receives
+
+
+@pytest.mark.parametrize(("direction", "kind"), RECEIVERS)
+def test_a_frozen_receiver_only_extracts(lab: Any, to_bytes: Bytes, direction: str, kind: Kind) -> None:
+    method = lab.method("as-fedbridge", direction=direction, receivers="frozen")
+    client, twin = lab.client(method, kind), lab.client(method, kind)
     before = to_bytes(bridge_of(client))
     assert lab.turn(method, client).payload == {} == method.uploads(client.task, client.info)
-    assert to_bytes(bridge_of(client)) == before
     assert method.downloads(client.task, client.info)
+    assert to_bytes(bridge_of(client)) == before
+    method.extract(twin, FIRST)
+    assert to_bytes(client.backbone) == to_bytes(twin.backbone)
+    assert client.momentum.keys() == {"backbone"}
+
+
+@pytest.mark.parametrize("personal", [True, False])
+@pytest.mark.parametrize(("direction", "kind"), RECEIVERS)
+def test_a_receiver_adapts_what_is_private(
+    lab: Any, to_bytes: Bytes, direction: str, kind: Kind, personal: bool
+) -> None:
+    """Head and BatchNorm statistics change; the trainable tensors of the body, and a shared head, do not."""
+    method = lab.method("as-fedbridge", direction=direction, personal_head=personal)
+    frozen = lab.method("as-fedbridge", direction=direction, personal_head=personal, receivers="frozen")
+    client, twin = lab.client(method, kind), lab.client(frozen, kind)
+    before = to_bytes(bridge_of(client))
+    up = lab.turn(method, client)
+    assert up.payload == {} == method.uploads(client.task, client.info)
+    after = to_bytes(bridge_of(client))
+    learnt = {"head.weight", "head.bias"} if personal else set()
+    assert {name for name, _ in bridge_of(client).named_parameters() if after[name] != before[name]} == learnt
+    assert all(after[n] != before[n] for n, _ in bridge_of(client).named_buffers())
+    assert client.momentum.get("bridge", {}).keys() == learnt
+    assert ({"adapt.kd", "adapt.ce"} <= up.metrics.keys()) == personal
+    lab.turn(frozen, twin)
+    assert to_bytes(client.backbone) == to_bytes(twin.backbone)  # until the next extraction
+
+
+def test_a_receiver_without_a_private_part_has_nothing_to_adapt(lab: Any, to_bytes: Bytes) -> None:
+    for change in ({"bn_buffers": "averaged"}, {"bridge_norm": "group"}):
+        method = lab.method("as-fedbridge", direction="snn-to-ann", personal_head=False, **change)
+        client = lab.client(method)
+        before = to_bytes(bridge_of(client))
+        lab.turn(method, client)
+        assert to_bytes(bridge_of(client)) == before
+
+
+DIGITS = {
+    "fleet": "1*resnet18@0.0625:ann,1*resnet18@0.0625:snn",
+    "T": 1,
+    "train_per_class": 12,
+    "test_per_class": 2,
+    "feature_dim": 64,
+    "partition": "iid",
+    "rounds": 3,
+    "evaluate_every": 3,
+    "method.direction": "ann-to-snn",
+    "method.injection_epochs": 6,
+}
+
+
+def test_a_receivers_teacher_knows_digits(tmp_path: Path) -> None:
+    """Ten classes, on the receiver's training images, after the closing visit; a frozen one stays at chance."""
+    spec = apply_overrides(quickstart(), DIGITS)
+    setting = prepare(spec, tmp_path)
+    engine = LocalEngine(spec.method, setting.task, setting.clients, setting.shards)
+    state = federate(spec.method, setting.task, engine, lambda *_: None)
+    info = setting.clients[1]
+    client = build_client(spec.method, setting.task, info, setting.shards[info.id])
+    client.load_state_dict(engine.client_state(info.id))
+    body = dict(bridge_of(client).body.named_parameters())
+    assert all(torch.equal(body[name], t) for name, t in state.items())
+    right = 0
+    with torch.no_grad():
+        for x, y in client.shard.train_batches_plain(64):
+            right += int((bridge_of(client).eval()(client.place(x)).argmax(dim=1) == y).sum())
+    assert right > 0.5 * info.train_size
 
 
 # the losses, by the paper's formulas

@@ -63,7 +63,9 @@ def watch(network: nn.Module, kinds: tuple[type[nn.Module], ...], hook: Hook) ->
 
 
 def examples(network: nn.Module, task: Task, count: int) -> tuple[Tensor, ...]:
-    """What this network reads, without numbers: images; two features where one attends to the other."""
+    """What this network reads, without numbers: images; a head, features; attention, two features."""
+    if isinstance(network, nn.Linear):
+        return (torch.empty(count, network.in_features, device="meta"),)
     if isinstance(network, Attention):
         feature = torch.empty(count, task.feature_dim, device="meta")
         return feature.clone().requires_grad_().clone(), feature  # the first comes out of the private model

@@ -54,10 +54,11 @@ def _round_cost(task: Task, method: Method, info: ClientInfo, measured: Measured
         forward, backward = passes.pop("backbone")
         known = measured.get(info.shape)
         cost["gsops"] = None if known is None or known.sops is None else (forward + 2 * backward) * known.sops / 1e9
-    networks = outline_client(method, task, info).modules if passes else {}
+    outline = outline_client(method, task, info) if passes else None
     flops = 0.0
     for name, (forward, backward) in passes.items():
-        batch = _profile(networks[name], task)
+        assert outline
+        batch = _profile(find_network(outline, name), task)
         flops += (forward * batch.forward + backward * batch.backward) / task.batch_size
     return {"gflops": flops / 1e9} | cost
 
@@ -81,6 +82,12 @@ def outline_client(method: Method, task: Task, info: ClientInfo) -> Client:
     client = Client(whole, task, outline_backbone(task, whole), shard, "meta")
     method.client_init(client)
     return client
+
+
+def find_network(client: Client, name: str) -> nn.Module:
+    """A module of a client, or by its dotted name a part of one."""
+    module, _, part = name.partition(".")
+    return client.modules[module].get_submodule(part)
 
 
 @lru_cache(maxsize=64)

@@ -76,6 +76,7 @@ class Task:
     frames: int = 1  # time steps inside the data, folded into the channels; 1: static images
     stems_differ: bool = False  # some clients take the frames one by one, others all at once as channels
     seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights of ANN and SNN twins
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
@@ -89,6 +90,10 @@ class Task:
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
+
+    def start_seed(self, what: str, kind: Kind) -> int:
+        """The seed of initial weights: one for all clients, or one for each kind."""
+        return seeds.seed(self.seed, what, *([kind] if self.start == "by-kind" else []))
 
 
 @dataclass(frozen=True)
@@ -313,6 +318,7 @@ class Method(ABC):
     def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
         """What ``client_round`` executes, by the name of the client's module: what training costs is counted from it.
 
+        A part that runs alone has a dotted name: ``bridge.head``.
         A test compares it with the operations of a real round, for every method.
         """
         return {"backbone": Passes(task.epochs, task.epochs)}

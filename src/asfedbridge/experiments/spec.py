@@ -40,6 +40,7 @@ class Spec:
     participation: float = 1.0  # share of clients drawn each round
     evaluate_every: int = 1  # rounds; the last one always
     seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
     twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
@@ -95,8 +96,8 @@ class Spec:
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-# Fields that were added after the first runs, with the values that describe those runs. A field that has this value is
-# left out of the digest, so old runs keep their identity.
+# Fields that came after the first runs, with the values those runs were made with. A field with this value is left out
+# of the digest, so those runs keep their identity. The default of new runs may be another.
 LATER: Table = {
     "quantiser": "lsq",
     "frames_by": "count",
@@ -108,6 +109,8 @@ LATER: Table = {
     "method.fused_holdout": 0.0,
     "short_batch": "keep",
     "optimiser.clip": 0.0,
+    "start": "equal",
+    "method.receivers": "frozen",
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
 
@@ -171,10 +174,18 @@ def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
     return from_table(table, spec)
 
 
-def without_later_fields(spec: Spec) -> Spec:
-    """``spec`` with the values of ``LATER``: the base for reading a stored specification that may lack those fields."""
-    known = known_keys(spec)
-    return apply_overrides(spec, {key: value for key, value in LATER.items() if key in known})
+def restored(table: Mapping[str, Any]) -> Table:
+    """The table of a stored run; fields that it lacks because they came later get the values it was run with."""
+    full: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    method = full.setdefault("method", {})
+    cls = METHODS.get(str(method.get("name"))) if isinstance(method, dict) else None
+    own = method_fields(cls) if cls else {}
+    for name, value in LATER.items():
+        place, _, key = name.rpartition(".")
+        fields = full.setdefault(place, {}) if place else full
+        if isinstance(fields, dict) and (place != "method" or key in own):
+            fields.setdefault(key, value)
+    return full
 
 
 def known_keys(spec: Spec) -> list[str]:

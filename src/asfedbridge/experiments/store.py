@@ -18,7 +18,7 @@ import asfedbridge
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.experiments.records import Record, group_means
-from asfedbridge.experiments.spec import Spec, from_table, without_later_fields
+from asfedbridge.experiments.spec import Spec, from_table, restored
 from asfedbridge.experiments.tensorboard import EventFile
 from asfedbridge.experiments.toml import read_toml, write_toml
 
@@ -129,7 +129,7 @@ def read_spec(path: Path, base: Spec) -> Spec | None:
     A field that was added after the run was made has the value that the run was made with.
     """
     file = path / SPEC
-    return from_table(read_toml(file), without_later_fields(base)) if file.exists() else None
+    return from_table(restored(read_toml(file)), base) if file.exists() else None
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

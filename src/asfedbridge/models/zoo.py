@@ -69,7 +69,10 @@ def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 
 def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
-    """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
+    """Initialised from the run's seed alone: clients of one shape and kind start equal, for every method.
+
+    ANN and SNN twins start equal too, unless ``task.start`` is "by-kind".
+    """
     return _FIRST.copy_of((task, info.shape), lambda: _first_backbone(task, info.shape))
 
 
@@ -125,11 +128,12 @@ def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 
 def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    seed = task.start_seed("backbone", info.kind)
     if not find_model(info.model).family:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.seed(task.seed, "backbone"))
+            torch.manual_seed(seed)
             return make_backbone(task, info)
-    return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+    return build(lambda: make_backbone(task, info), torch.Generator().manual_seed(seed))
 
 
 @lru_cache(maxsize=64)
