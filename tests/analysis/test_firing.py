@@ -4,14 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from spikingjelly.activation_based import neuron
 from spikingjelly.activation_based.op_counter import DispatchCounterMode, SynOpCounter
 from torch import nn
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.analysis.firing import count_synops, firing_rates
+from asfedbridge.analysis.operations import count_layers, follow_spikes
 from asfedbridge.core.protocol import METHODS, Client, Task
 from asfedbridge.models.parts import Projector
 from asfedbridge.models.paths import path_of, use_path
+from asfedbridge.models.zoo import outline_backbone
 
 Make = Callable[..., Client]
 
@@ -32,7 +35,10 @@ def lively_client(make_client: Make, size: int, method: str = "standalone", T: i
     ("size", "method", "T"), [(16, "standalone", 3), (8, "standalone", 2), (12, "sfedhifi", 2), (16, "standalone", 1)]
 )
 def test_synaptic_operations_are_spikingjellys(make_client: Make, size: int, method: str, T: int) -> None:
-    """Integer for integer, layer for layer, with edges, strides and shortcuts; an 8x8 image ends as one pixel."""
+    """Integer for integer, layer for layer, with edges, strides and shortcuts.
+
+    An 8x8 image ends as one pixel, whose mean is 0 or 1: SpikingJelly, which looks at values, takes it for a spike.
+    """
     client = lively_client(make_client, size, method, T)
     batches = list(client.shard.test_batches(3))
     found = firing_rates(client, batches)
@@ -42,12 +48,57 @@ def test_synaptic_operations_are_spikingjellys(make_client: Make, size: int, met
             client.backbone(client.place(x))
     theirs = counter.get_counts()
     root = type(client.backbone).__name__
-    assert sum(layer.synops for layer in found.values()) == counter.get_total() > 1000
+    accidental = sum(theirs.get(f"{root}.projector", {}).values())
+    assert (accidental > 0) == (size == 8)
+    assert sum(layer.synops for layer in found.values()) == counter.get_total() - accidental > 1000
     for name, layer in found.items():
-        assert layer.synops == sum(theirs.get(f"{root}.{name}", {}).values()), name
+        if name != "projector":
+            assert layer.synops == sum(theirs.get(f"{root}.{name}", {}).values()), name
     assert sum(1 for layer in found.values() if layer.synops) > 15
-    dense = {name for name, layer in found.items() if not layer.binary}
-    assert dense == ({"stem"} if size == 8 else {"stem", "projector"})
+    assert {name for name, layer in found.items() if not layer.spiking} == {"stem", "projector"}
+
+
+def test_silence_changes_no_layers_kind(make_client: Make) -> None:
+    """A silent last stage sends zeros to the projector, and a black image zeros to the stem: both stay dense."""
+    client = lively_client(make_client, 16)
+    images = [(torch.zeros(2, 3, 16, 16), torch.zeros(2))]
+    for layer in client.backbone.stages[-1].modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.constant_(layer.bias, -100.0)
+    found = firing_rates(client, images)
+    for name in ("stem", "projector"):
+        assert (found[name].spiking, found[name].synops, sum(found[name].rates())) == (False, 0, 0.0)
+    last = found["stages.3.1.conv2"]
+    assert (last.spiking, last.synops, sum(last.rates())) == (True, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "dense"),
+    [
+        ("resnet18", {"stem", "projector"}),
+        ("resnet18-ms", {"stem", "projector", *(f"stages.{s}.0.shortcut.0" for s in (1, 2, 3))}),
+        ("vgg9", {"stem", "projector"}),  # a maximum over spikes is a spike
+    ],
+)
+def test_the_families_dense_layers(make_client: Make, model: str, dense: set[str]) -> None:
+    """Known before anything runs, and the same with numbers."""
+    task = Task(classes=4, channels=3, image_size=16, feature_dim=16)
+    client = make_client(METHODS["standalone"](), task, "snn", T=2, model=model)
+    outlined = count_layers(outline_backbone(task, client.info), task)
+    measured = firing_rates(client, [(torch.randn(2, 3, 16, 16), torch.zeros(2))])
+    assert {name for name, layer in outlined.items() if not layer.spiking} == dense
+    assert {name for name, layer in measured.items() if not layer.spiking} == dense
+
+
+def test_spikingjellys_neurons_emit_spikes_too() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), neuron.IFNode(), nn.Linear(4, 2))
+    kinds = []
+    with torch.no_grad(), follow_spikes(network) as is_spikes:
+        x = torch.zeros(2, 3)
+        for layer in network:
+            kinds.append(is_spikes(x))
+            x = layer(x)
+    assert kinds == [False, False, True]
 
 
 def test_rates_are_shares_of_nonzero_inputs(make_client: Make) -> None:
@@ -67,7 +118,7 @@ def test_the_formula_overcounts_at_edges_alone(make_client: Make) -> None:
         lively_client(make_client, 16), [(torch.randn(4, 3, 16, 16), torch.zeros(4))]
     ).items():
         exact = layer.synops / 4
-        if layer.binary and "conv" in name:
+        if layer.spiking and "conv" in name:
             assert exact <= layer.sops * 1.000001
             assert exact > 0.4 * layer.sops or layer.sops == 0
 

@@ -15,14 +15,15 @@ TASK = Task(classes=5, channels=2, image_size=16, feature_dim=8)
 
 @pytest.mark.parametrize("kind", ["ann", "snn"])
 def test_layers_add_up_to_torchs_count(kind: str) -> None:
-    network = outline_backbone(TASK, ClientInfo(0, kind, "resnet18", 0.25, 3 if kind == "snn" else 1))  # type: ignore[arg-type]
+    steps = 3 if kind == "snn" else 1
+    network = outline_backbone(TASK, ClientInfo(0, kind, "resnet18", 0.25, steps))  # type: ignore[arg-type]
     layers = count_layers(network, TASK)
     with make_counter() as counter, torch.no_grad():
         network(torch.empty(1, 2, 16, 16, device="meta"))
     assert 2 * sum(layer.macs * layer.steps for layer in layers.values()) == counter.get_total_flops()
-    assert layers["stem"] == Layer(16 * 16 * 16 * 2 * 9, 1, True)  # a static image needs it once
-    assert layers["stages.1.0.shortcut.0"] == Layer(8 * 8 * 32 * 16, 1 if kind == "ann" else 3, True)
-    assert layers["classifier"] == Layer(8 * 5, 1 if kind == "ann" else 3, False)
+    assert layers["stem"] == Layer(16 * 16 * 16 * 2 * 9, 1, True, False)  # a static image needs it once
+    assert layers["stages.1.0.shortcut.0"] == Layer(8 * 8 * 32 * 16, steps, True, kind == "snn")
+    assert layers["classifier"] == Layer(8 * 5, steps, False, kind == "snn")
 
 
 def test_a_profile_is_two_products_backward_for_each_forward() -> None:

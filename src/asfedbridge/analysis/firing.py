@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from asfedbridge.analysis.operations import macs_of, watch
+from asfedbridge.analysis.operations import follow_spikes, macs_of, watch
 from asfedbridge.core.protocol import Client
 from asfedbridge.models.layers import TYPES
 from asfedbridge.models.paths import use_path
@@ -21,9 +21,9 @@ class Firing:
 
     macs: int  # multiply-accumulates of one example and time step
     spikes_T: Tensor  # nonzero inputs at each time step
+    spiking: bool  # the inputs are spikes, by the structure of the network
     inputs: int = 0  # of one time step, nonzero or not
-    synops: int = 0  # sums that spikes caused: each counts for every output it reaches
-    binary: bool = True  # nothing but zeros and ones came in
+    synops: int = 0  # accumulations that spikes cause: one for each output that a spike reaches
 
     def rates(self) -> list[float]:
         """The share of nonzero inputs at each time step."""
@@ -43,16 +43,16 @@ def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> di
 
     def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
         fires_TN = (x != 0).unflatten(0, (-1, batch)).flatten(1)
-        entry = found.setdefault(name, Firing(macs_of(layer, out), torch.zeros(len(fires_TN), dtype=torch.int64)))
+        none = torch.zeros(len(fires_TN), dtype=torch.int64)
+        entry = found.setdefault(name, Firing(macs_of(layer, out), none, is_spikes(x)))
         entry.spikes_T += fires_TN.sum(dim=1).cpu()
         entry.inputs += fires_TN.shape[1]
-        if bool(((x == 0) | (x == 1)).all()):
+        if entry.spiking:
             entry.synops += count_synops(layer, x)
-        else:
-            entry.binary = False
 
     backbone = client.backbone.eval()
-    with use_path("torch"), watch(backbone, TYPES, note):  # on the other paths a block calls no layer by itself
+    # On the other paths a block calls no layer by itself.
+    with use_path("torch"), follow_spikes(backbone) as is_spikes, watch(backbone, TYPES, note):
         for x, _ in batches:
             batch = len(x)
             backbone(client.place(x))
