@@ -40,13 +40,14 @@ def configuration_rows(table: dict[str, Any]) -> Rows:
 
 def method_rows(table: dict[str, Any]) -> Rows:
     kinds = list(dict.fromkeys(kind for entry in table["methods"].values() for kind in entry.get("training", {})))
-    head = {kind: ["SNN GSOPs", "+ GFLOPs"] if kind == "snn" else [f"{kind.upper()} GFLOPs"] for kind in kinds}
+    head = {kind: [f"{kind.upper()} GFLOPs"] for kind in kinds} | {"snn": ["SNN GSOPs", "+ GFLOPs", "dense GFLOPs"]}
+    keys = {kind: ["gflops"] for kind in kinds} | {"snn": ["gsops", "gflops", "dense_gflops"]}
     rows = [["method", "up MB", "down MB", "table MB", *(word for kind in kinds for word in head[kind])]]
     for name, entry in table["methods"].items():
         cells = [decimals(entry.get(key)) for key in ("up_mb", "down_mb", "table_mb")]
         for kind in kinds:
             cost = entry.get("training", {}).get(kind, {})
-            cells += [decimals(cost.get(key)) for key in (("gsops", "gflops") if kind == "snn" else ("gflops",))]
+            cells += [decimals(cost.get(key)) for key in keys[kind]]
         rows.append([name, *cells])
     return rows
 
