@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from asfedbridge.analysis import operations
 from asfedbridge.analysis.firing import count_synops
 from asfedbridge.analysis.operations import make_counter
 from asfedbridge.analysis.rounds import outline_client
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, Client, Method, Round, Task
+from asfedbridge.experiments.costs import FILE, run_costs
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18
 from asfedbridge.models.paths import use_path
@@ -339,3 +342,11 @@ def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], meth
     assert training["gsops"] == pytest.approx((forward + backward) * snn["msops"] / 1e3)
     assert training["gsops_by_rate"] == pytest.approx((forward + backward) * snn["msops_by_rate"] / 1e3)
     assert table["methods"]["standalone"]["training"]["snn"]["gsops"] is None
+    found = run_costs(tmp_path / "run", tmp_path)
+    assert found["forward"].items() <= table["configurations"]["fleet"].items()
+    assert found["training"] == table["methods"][method]["training"]
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    assert run_costs(tmp_path / "run", tmp_path) == found  # counted once
+    (tmp_path / "run" / FILE).unlink()
+    with pytest.raises(BadInput, match="last checkpoint is not here"):
+        run_costs(tmp_path / "run", tmp_path)
