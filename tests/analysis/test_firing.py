@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from spikingjelly.activation_based import neuron
+from spikingjelly.activation_based import functional, neuron
+from spikingjelly.activation_based import layer as jelly
 from spikingjelly.activation_based.op_counter import DispatchCounterMode, SynOpCounter
 from torch import nn
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.analysis.firing import count_synops, firing_rates
-from asfedbridge.analysis.operations import count_layers, follow_spikes
+from asfedbridge.analysis.operations import count_layers
 from asfedbridge.core.protocol import METHODS, Client, Task
 from asfedbridge.models.parts import Projector
 from asfedbridge.models.paths import path_of, use_path
@@ -90,15 +91,33 @@ def test_the_families_dense_layers(make_client: Make, model: str, dense: set[str
     assert {name for name, layer in measured.items() if not layer.spiking} == dense
 
 
-def test_spikingjellys_neurons_emit_spikes_too() -> None:
-    network = nn.Sequential(nn.Linear(3, 4), neuron.IFNode(), nn.Linear(4, 2))
-    kinds = []
-    with torch.no_grad(), follow_spikes(network) as is_spikes:
-        x = torch.zeros(2, 3)
-        for layer in network:
-            kinds.append(is_spikes(x))
-            x = layer(x)
-    assert kinds == [False, False, True]
+class Jelly(nn.Module):
+    """A network of SpikingJelly's layers, [T, B, ...] inside: every neuron fires at every step."""
+
+    def __init__(self, T: int) -> None:
+        super().__init__()
+        self.T = T
+        convolutions = jelly.Conv2d(1, 2, 1), neuron.IFNode(), jelly.Conv2d(2, 3, 3, padding=1), jelly.Flatten()
+        self.body = nn.Sequential(*convolutions, jelly.Linear(3 * 16, 5))
+        nn.init.ones_(self.body[0].bias)
+        nn.init.zeros_(self.body[0].weight)
+        functional.set_step_mode(self, "m")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        functional.reset_net(self)
+        out: torch.Tensor = self.body(x.repeat(self.T, 1, 1, 1, 1))
+        return out
+
+
+def test_a_spikingjelly_network_by_hand(make_client: Make) -> None:
+    """Two images of 4x4 pixels at T = 3: along a side, a 3x3 kernel joins 3 * 4 - 2 pairs of pixels."""
+    client = make_client(METHODS["standalone"](), Task(classes=5, channels=1, image_size=4, feature_dim=5), "snn")
+    client.modules["backbone"] = Jelly(3)
+    first, second, last = firing_rates(client, [(torch.zeros(2, 1, 4, 4), torch.zeros(2))]).values()
+    assert (first.spiking, first.synops, first.macs) == (False, 0, 2 * 16)
+    assert (second.spiking, second.synops, second.macs) == (True, 2 * 3 * (2 * 3) * 10**2, 2 * 3 * 9 * 16)
+    assert second.sops == 3 * second.macs
+    assert (last.spiking, last.synops) == (False, 0)  # reads what the convolution leaves, real numbers
 
 
 def test_rates_are_shares_of_nonzero_inputs(make_client: Make) -> None:

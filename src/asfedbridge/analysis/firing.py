@@ -42,9 +42,11 @@ def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> di
     batch = 0
 
     def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
+        spiking = is_spikes(x)
+        x, out = _fold_time(layer, x), _fold_time(layer, out)
         fires_TN = (x != 0).unflatten(0, (-1, batch)).flatten(1)
         none = torch.zeros(len(fires_TN), dtype=torch.int64)
-        entry = found.setdefault(name, Firing(macs_of(layer, out), none, is_spikes(x)))
+        entry = found.setdefault(name, Firing(macs_of(layer, out), none, spiking))
         entry.spikes_T += fires_TN.sum(dim=1).cpu()
         entry.inputs += fires_TN.shape[1]
         if entry.spiking:
@@ -57,6 +59,11 @@ def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> di
             batch = len(x)
             backbone(client.place(x))
     return found
+
+
+def _fold_time(layer: nn.Module, x: Tensor) -> Tensor:
+    """[T, B, ...], as SpikingJelly's layers have it, to our [T * B, ...]."""
+    return x.flatten(0, x.dim() - (4 if isinstance(layer, nn.Conv2d) else 2))
 
 
 def count_synops(layer: nn.Module, x: Tensor) -> int:
