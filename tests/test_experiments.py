@@ -1,5 +1,6 @@
 """Every experiment from the command line at smoke scale: two rows of it, played for real."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from asfedbridge import cli
 from asfedbridge.experiments.catalogue import EXPERIMENTS, Bench
 
-ROWS = {"composition": ["as-fedbridge"], "necessity": ["bnn"], "lowbit": ["qnn:b=2"], "rates": ["as-fedbridge"]}
+ROWS = {"composition": ["as-fedbridge"], "necessity": ["snn:T=2"], "lowbit": ["qnn:b=2"], "rates": ["as-fedbridge"]}
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +27,17 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
     page = capsys.readouterr().out
     assert page.startswith(f"# {EXPERIMENTS[name].title}\n")
     assert "failed" not in page
-    for row in rows if cells else ["as-fedbridge" if name == "communication" else "ann+ann"]:
+    for row in rows if cells else ["ann+ann"]:
         assert f"\n| {row} |" in page
     for suffix in ("md", "csv", "tex"):
         assert (out / f"{name}.{suffix}").read_text(encoding="utf-8")
+    if EXPERIMENTS[name].costs and cells:
+        written = csv.DictReader((out / f"{name}-analysis.csv").read_text(encoding="utf-8").splitlines())
+        measured = [line for line in written if line["n"] == "1"]
+        assert {line["row"] for line in measured} == set(rows)
+        assert not any(line["note"] for line in measured)
+        sops = [float(line.get("MSOPs") or line["SNN GSOPs"]) for line in measured]
+        assert all(value > 0 for value in sops) == (name != "lowbit")  # a quantised network has no spikes
     if EXPERIMENTS[name].analysis:
         assert any(word in page for word in ("pairs", "round by round", "shares of firing rates"))
         assert len((out / f"{name}-analysis.csv").read_text(encoding="utf-8").splitlines()) > 1

@@ -118,9 +118,8 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
     from asfedbridge.data.sources import data_root
     from asfedbridge.experiments.catalogue import Bench, find_experiment, select
-    from asfedbridge.experiments.costs import paper_costs
-    from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
-    from asfedbridge.report.cost_tables import beside_paper
+    from asfedbridge.experiments.reproduce import choose_width, measure, measure_costs, plan, play
+    from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
     from asfedbridge.report.reproduction import collect
@@ -144,10 +143,13 @@ def command_reproduce(args: argparse.Namespace) -> int:
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
     results = collect(cells, args.seeds, out, failures)
-    measured = [("", beside_paper(experiment.name, paper_costs()))] if not cells else []
+    measured = []
+    if experiment.costs:
+        found = measure_costs(jobs, data_root(args.data_root), _tell)
+        measured = experiment_costs(experiment, cells, args.seeds, out, found)
     if experiment.analysis:
         known = measure(jobs, data_root(args.data_root), _tell)
-        measured = measure_tables(experiment, cells, args.seeds, out, known)
+        measured += measure_tables(experiment, cells, args.seeds, out, known)
     page = write_experiment(out, experiment, results, args.seeds, command, measured)
     print(page, end="")
     _tell(f"written to {out / experiment.name}.html, .md, .csv and .tex")

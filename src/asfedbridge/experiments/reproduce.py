@@ -20,6 +20,7 @@ from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.experiments.analyse import analyse, read_analysis
 from asfedbridge.experiments.catalogue import Cell
+from asfedbridge.experiments.costs import read_costs, run_costs
 from asfedbridge.experiments.records import Record
 from asfedbridge.experiments.run import Setting, execute
 from asfedbridge.experiments.spec import Spec
@@ -177,3 +178,18 @@ def measure(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[s
     if len(known) < len(folders) or not settled:
         known = dict(zip(folders, analyse(folders, root, tell)["runs"], strict=True))
     return known
+
+
+def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any] | str]:
+    """What every finished run costs, by folder; of a run that cannot be measured, the reason."""
+    found: dict[Path, Mapping[str, Any] | str] = {}
+    for job in jobs:
+        if job.summary() is None:
+            continue
+        if read_costs(job.folder) is None:
+            tell(f"{job.label}: counting operations")
+        try:
+            found[job.folder] = run_costs(job.folder, root)
+        except BadInput as error:
+            found[job.folder] = str(error)
+    return found
