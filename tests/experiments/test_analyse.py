@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from asfedbridge import cli
+from asfedbridge.analysis.pairs import MAX_OF_A_KIND, choose_clients
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.client import evaluate
 from asfedbridge.experiments.analyse import analyse
-from asfedbridge.experiments.portraits import MOST_OF_A_KIND, choose_clients, rebuild
+from asfedbridge.experiments.portraits import rebuild
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import execute, prepare
 from asfedbridge.experiments.spec import Spec, apply_overrides
@@ -284,7 +285,7 @@ def test_widths_that_differ_are_compared_where_shapes_agree(tmp_path: Path) -> N
 def test_of_a_large_fleet_some_of_each_kind(tmp_path: Path) -> None:
     setting = prepare(make_spec(fleet="30*resnet18@0.1:ann,3*resnet18@0.1:snn", train_per_class=50), tmp_path)
     chosen = choose_clients(setting.clients)
-    assert [c.id for c in chosen] == [*range(MOST_OF_A_KIND), 30, 31, 32]
+    assert [c.id for c in chosen] == [*range(MAX_OF_A_KIND), 30, 31, 32]
 
 
 # What cannot be analysed

@@ -337,6 +337,7 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
         "skip_damaged": True,
         "quantiser": "dorefa",
         "evaluate_every": 2,
+        "diagnose_every": 2,
         "compress": "fp16",
         "method.aggregation": "median",
         "method.trim": 0.2,

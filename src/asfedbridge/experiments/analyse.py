@@ -16,14 +16,14 @@ from torch import Tensor
 
 from asfedbridge.analysis.cka import linear_cka
 from asfedbridge.analysis.mmd import FOURIER, SEED, median_bandwidth, mmd_squared
-from asfedbridge.analysis.pairs import block_means, correlate
+from asfedbridge.analysis.pairs import block_means, choose_clients, correlate
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Point
+from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.engines import checkpoint, files
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.portraits import Portrait, Table, Tell, choose_clients, portray
+from asfedbridge.experiments.portraits import Portrait, Table, Tell, portray
 from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.records import accuracy_at, ordered
+from asfedbridge.experiments.records import accuracies_after
 from asfedbridge.experiments.run import prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
@@ -153,12 +153,7 @@ def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
     records = read_rounds(one.folder)
     by_round = []
     for then in one.snapshots:
-        # An aggregate is received, and judged, in the round after the one that made it.
-        played: dict[Point, int] = {"trained": then.next_round - 1, "received": then.next_round}
-        accuracy: Table = {
-            point: ordered(accuracy_at([r for r in records if r["round"] == index], point))
-            for point, index in played.items()
-        }
+        accuracy = accuracies_after(records, then.next_round)
         about: Table = {"round": then.next_round, "point": "trained", "accuracy": accuracy}
         by_round.append(about | _measures(then, kinds, bandwidth, pooled))
     return {

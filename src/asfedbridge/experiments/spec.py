@@ -38,6 +38,7 @@ class Spec:
     batch_size: int = 256
     participation: float = 1.0  # share of clients drawn each round
     evaluate_every: int = 1  # rounds; the last one always
+    diagnose_every: int = 0  # rounds whose trained clients are compared (CKA, MMD, gradients); 0: none
     seed: int = 42
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
@@ -99,6 +100,7 @@ LATER: Table = {
     "frames_by": "count",
     "skip_damaged": False,
     "evaluate_every": 1,
+    "diagnose_every": 0,
     "compress": "none",
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
@@ -114,6 +116,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("batch_size", 1, 10**6),
     ("participation", 1e-6, 1),
     ("evaluate_every", 1, 10**6),
+    ("diagnose_every", 0, 10**6),
     ("seed", 0, 2**63 - 1),
     ("feature_dim", 1, 65536),
     ("threads", 0, 4096),

@@ -20,7 +20,10 @@ from asfedbridge.report.tables import find_runs, run_rows
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
 Table = dict[str, Any]
 # Not part of what a run is, or in a column of its own.
-ASIDE = ("seed", "data", "partition", "alpha", "holdout", "method.name", "checkpoint_every", "snapshot_every")
+ASIDE = (
+    *("seed", "data", "partition", "alpha", "holdout", "method.name"),
+    *("checkpoint_every", "snapshot_every", "diagnose_every"),
+)
 
 
 @dataclass(frozen=True)
