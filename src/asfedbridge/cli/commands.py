@@ -119,7 +119,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources import data_root
     from asfedbridge.experiments.catalogue import Bench, find_experiment, select
     from asfedbridge.experiments.costs import paper_costs
-    from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
+    from asfedbridge.experiments.reproduce import choose_width, measure, plan, play, read_courses
     from asfedbridge.report.cost_tables import beside_paper
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
@@ -146,7 +146,8 @@ def command_reproduce(args: argparse.Namespace) -> int:
     results = collect(cells, args.seeds, out, failures)
     measured = [("", beside_paper(experiment.name, paper_costs()))] if not cells else []
     if experiment.analysis:
-        known = measure(jobs, data_root(args.data_root), _tell)
+        by_round = experiment.analysis == "diagnostics"
+        known = read_courses(jobs) if by_round else measure(jobs, data_root(args.data_root), _tell)
         measured = measure_tables(experiment, cells, args.seeds, out, known)
     page = write_experiment(out, experiment, results, args.seeds, command, measured)
     print(page, end="")

@@ -28,7 +28,7 @@ from asfedbridge.experiments.run import prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
 
-FORMAT = 1
+FORMAT = 2  # 1 had a probe set that was not balanced
 FILE = "analysis.json"
 MEASURES = ("cka", "mmd", "gradients")
 

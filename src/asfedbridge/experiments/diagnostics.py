@@ -38,9 +38,10 @@ class Diagnostics:
 
 def read_course(folder: Path) -> list[dict[str, Any]]:
     """The diagnosed rounds of a run with their accuracies, in the layout of ``by_round`` in ``analysis.json``."""
-    records = read_rounds(folder)
+    lines = read_diagnostics(folder)
+    records = read_rounds(folder) if lines else []
     course = []
-    for line in read_diagnostics(folder):
+    for line in lines:
         played = line["round"] + 1
         course.append(line | {"round": played, "point": "trained", "accuracy": accuracies_after(records, played)})
     return course

@@ -20,6 +20,7 @@ from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.experiments.analyse import analyse, read_analysis
 from asfedbridge.experiments.catalogue import Cell
+from asfedbridge.experiments.diagnostics import read_course
 from asfedbridge.experiments.records import Record
 from asfedbridge.experiments.run import Setting, execute
 from asfedbridge.experiments.spec import Spec
@@ -156,6 +157,11 @@ def state_of(job: Job) -> str:
         return "finished"
     records = read_rounds(job.folder)
     return f"round {records[-1]['round'] + 1} of {job.spec.rounds}" if records else "to do"
+
+
+def read_courses(jobs: Sequence[Job]) -> dict[Path, Mapping[str, Any]]:
+    """The diagnosed rounds of every finished run, by folder, in the layout of ``analysis.json``."""
+    return {job.folder: {"by_round": read_course(job.folder)} for job in jobs if job.summary() is not None}
 
 
 def measure(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any]]:

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.analysis.pairs import correlate
+from asfedbridge.analysis.pairs import CROSS, correlate
+from asfedbridge.core.protocol import Point
 from asfedbridge.experiments.catalogue import Cell, Experiment
 from asfedbridge.experiments.reproduce import job_of
+from asfedbridge.report.analyses import HEADS
 from asfedbridge.report.tables import Rows, decimals
 
 Analyses = Mapping[Path, Mapping[str, Any]]  # analysis.json by run folder
-MEASURES = ("cka", "mmd", "gradients")
+POINTS: tuple[Point, ...] = ("received", "trained")
 
 
 def measure_tables(
@@ -28,7 +30,7 @@ def measure_tables(
         runs = {row: found for row, found in runs.items() if found}
         if not runs:
             continue
-        if experiment.analysis == "by_round":
+        if experiment.analysis == "diagnostics":
             tables.append((f"{column}, round by round", _course(runs)))
         elif experiment.analysis == "rates":
             tables += [(f"{column}, {row}: shares of firing rates", _histograms(found)) for row, found in runs.items()]
@@ -55,25 +57,23 @@ def _blocks(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: str) -> Ro
 
 
 def _course(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
-    """A line for every snapshot of every row; seeds are averaged."""
-    rows = [["", "round", "accuracy", *(f"{measure} {block}" for measure in MEASURES for block in ("alike", "cross"))]]
+    """A line for every diagnosed round of every row; seeds are averaged.
+
+    ``trained`` is the accuracy of the compared clients, ``accuracy`` that of the aggregate they made.
+    """
+    every = [entry for found in runs.values() for run in found for entry in run["by_round"]]
+    names = {name for entry in every for name in entry["cka"]["blocks"]}
+    blocks = sorted(names, key=lambda name: (name == CROSS, name))
+    rows = [["", "round", "accuracy", "trained", *(f"{HEADS[m]} {_title(b)}" for m in HEADS for b in blocks)]]
     for row, found in runs.items():
-        for entries in zip(*(run["by_round"] for run in found), strict=False):
-            accuracy = _mean([entry["accuracy"]["received"].get("all") for entry in entries])
-            cells = [decimals(accuracy, 2)]
-            for measure in MEASURES:
-                for cross in (False, True):
-                    values = [_block(entry[measure]["blocks"], cross) for entry in entries]
+        for entries in zip(*(run["by_round"] for run in found), strict=True):
+            cells = [decimals(_mean([e["accuracy"][p].get("all") for e in entries]), 2) for p in POINTS]
+            for measure in HEADS:
+                for block in blocks:
+                    values = [entry[measure]["blocks"].get(block, {}).get("mean") for entry in entries]
                     cells.append(decimals(_mean(values), 4))
             rows.append([row, str(entries[0]["round"]), *cells])
     return rows
-
-
-def _block(blocks: Mapping[str, Mapping[str, Any]], cross: bool) -> float | None:
-    """The mean over pairs of different kinds, or over all pairs of one kind."""
-    chosen = [b for name, b in blocks.items() if (name == "cross") == cross and b["mean"] is not None and b["pairs"]]
-    pairs = sum(b["pairs"] for b in chosen)
-    return sum(b["mean"] * b["pairs"] for b in chosen) / pairs if pairs else None
 
 
 def _histograms(found: Sequence[Mapping[str, Any]]) -> Rows:
@@ -91,7 +91,7 @@ def _histograms(found: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _title(block: str) -> str:
-    return block if block == "cross" else block.upper()
+    return block if block == CROSS else block.upper()
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
