@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.experiments import paper
+from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import at_scale
 from asfedbridge.experiments.spec import Spec, apply_overrides
 
@@ -34,6 +35,7 @@ MAIN = (
 FEDERATED = MAIN[1:]
 HETEROGENEOUS = ("standalone", "sfedhifi", "fedfree", "fedproto", "fedtgp", "fml", "mh-pflid", "as-fedbridge")
 COMPARED = ("standalone", "fedproto", "fml", "as-fedbridge")
+PAPER_CLIENT = 9  # whose firing rates the paper shows: the last SNN client of 5+5
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,20 @@ def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise BadInput(f"experiment '{name}' is not known{nearest(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]
+
+
+def choose_client(experiment: Experiment, cells: Sequence[Cell], client: int | None) -> int | None:
+    """The SNN client whose firing rates are shown beside the mean; None for an experiment that shows no rates."""
+    if experiment.analysis != "rates":
+        if client is not None:
+            raise BadInput(f"--client {client}: {experiment.name} shows no single client; only rates does")
+        return None
+    chosen = PAPER_CLIENT if client is None else client
+    for cell in cells:
+        known = [c.id for c in parse_fleet(cell.spec.fleet, cell.spec.T) if c.kind == "snn"]
+        if chosen not in known:
+            raise BadInput(f"--client {chosen}: not an SNN client of this experiment; use one of {known}")
+    return chosen
 
 
 def select(cells: Sequence[Cell], rows: Sequence[str] | None, columns: Sequence[str] | None) -> list[Cell]:

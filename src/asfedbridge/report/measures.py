@@ -17,9 +17,17 @@ POINTS: tuple[Point, ...] = ("received", "trained")
 
 
 def measure_tables(
-    experiment: Experiment, cells: Sequence[Cell], seeds: Sequence[int], out: Path, known: Analyses
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    out: Path,
+    known: Analyses,
+    client: int | None = None,
 ) -> list[tuple[str, Rows]]:
-    """(heading, rows): what the experiment's analysis asks for, column by column."""
+    """(heading, rows): what the experiment's analysis asks for, column by column.
+
+    ``client`` is the one whose firing rates are shown beside the mean.
+    """
     tables = []
     for column in dict.fromkeys(cell.column for cell in cells):
         runs = {
@@ -33,7 +41,12 @@ def measure_tables(
         if experiment.analysis == "diagnostics":
             tables.append((f"{column}, round by round", _course(runs)))
         elif experiment.analysis == "rates":
-            tables += [(f"{column}, {row}: shares of firing rates", _histograms(found)) for row, found in runs.items()]
+            for row, found in runs.items():
+                every = [entry for run in found for entry in run["rates"]]
+                own = [entry for entry in every if entry["client"] == client]
+                for whose, entries in (("mean over SNN clients", every), (f"client {client}", own)):
+                    if entries:
+                        tables.append((f"{column}, {row}: shares of firing rates, {whose}", _histograms(entries)))
         else:
             tables.append((f"{column}, {experiment.analysis}", _blocks(runs, experiment.analysis)))
     return tables
@@ -42,17 +55,17 @@ def measure_tables(
 def _blocks(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: str) -> Rows:
     """Means over pairs within a kind and across, with the accuracy they go with; the last row correlates them."""
     names = list(dict.fromkeys(name for found in runs.values() for run in found for name in run[measure]["blocks"]))
-    rows = [["", "accuracy", *(f"{_title(name)} pairs" for name in names), "n"]]
+    rows = [["", "accuracy", "point", *(f"{_title(name)} pairs" for name in names), "n"]]
     means: dict[str, list[float | None]] = {name: [] for name in ["accuracy", *names]}
     for row, found in runs.items():
         values = {"accuracy": _mean([run["reported"] for run in found])}
         values |= {n: _mean([run[measure]["blocks"].get(n, {}).get("mean") for run in found]) for n in names}
         for name, value in values.items():
             means[name].append(value)
-        cells = [decimals(values["accuracy"], 2), *(decimals(values[n], 4) for n in names)]
+        cells = [decimals(values["accuracy"], 2), found[0]["point"], *(decimals(values[n], 4) for n in names)]
         rows.append([row, *cells, str(len(found))])
     with_accuracy = [correlate(means[name], means["accuracy"]).r for name in names]
-    rows.append(["r with accuracy", "-", *(decimals(r, 2) for r in with_accuracy), str(len(runs))])
+    rows.append(["r with accuracy", "-", "-", *(decimals(r, 2) for r in with_accuracy), str(len(runs))])
     return rows
 
 
@@ -76,12 +89,11 @@ def _course(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
     return rows
 
 
-def _histograms(found: Sequence[Mapping[str, Any]]) -> Rows:
-    """Means over SNN clients and runs: every place of the SNN, and the Bridge's port beside it."""
-    clients = [client for run in found for client in run["rates"]]
-    levels = [f"{level:g}" if level is not None else "other" for level in clients[0]["levels"]] if clients else []
+def _histograms(clients: Sequence[Mapping[str, Any]]) -> Rows:
+    """Means over these SNN clients of one or more runs: every place of the SNN, and the Bridge's port beside it."""
+    levels = [f"{level:g}" if level is not None else "other" for level in clients[0]["levels"]]
     rows = [["", "whose", *levels]]
-    for place in clients[0]["snn"] if clients else ():
+    for place in clients[0]["snn"]:
         for whose in ("bridge", "snn"):
             shares = [client[whose][place] for client in clients if place in client.get(whose, {})]
             if shares:
