@@ -1,6 +1,5 @@
 """Runs with ``diagnose_every``: the file is the same on every engine, resumed or not, and training does not notice."""
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -146,21 +145,6 @@ def test_refused_where_clients_are_behind_a_network(tmp_path: Path, capsys: Any)
     assert reason in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_the_motivation_experiment_shows_every_diagnosed_round(tmp_path: Path, capsys: Any) -> None:
-    words = ["reproduce", "motivation", "--scale", "smoke", "--only", "mixed", "--columns", "cifar10"]
-    assert cli.main([*words, "--out", str(tmp_path)]) == 0
-    capsys.readouterr()
-    with (tmp_path / "motivation-analysis.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["row"], row["round"]) for row in rows] == [("mixed", "1"), ("mixed", "2")]
-    for row in rows:
-        assert all(float(row[name]) >= 0 for name in ("accuracy", "trained"))
-        for measure in ("CKA", "MMD^2", "cos"):
-            assert row[f"{measure} ANN"] != "-"
-            assert f"{measure} cross" in row
-    assert "by round, before aggregation" in (tmp_path / "motivation.html").read_text()
 
 
 def test_lines_are_plain_json(run: Path) -> None:
