@@ -8,7 +8,13 @@ import pytest
 from asfedbridge import cli
 from asfedbridge.experiments.catalogue import EXPERIMENTS, Bench
 
-ROWS = {"composition": ["as-fedbridge"], "necessity": ["snn:T=2"], "lowbit": ["qnn:b=2"], "rates": ["as-fedbridge"]}
+ROWS = {
+    "composition": ["as-fedbridge"],
+    "necessity": ["snn:T=2"],
+    "lowbit": ["qnn:b=2"],
+    "rates": ["as-fedbridge"],
+    "motivation": ["mixed"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,18 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
     if EXPERIMENTS[name].analysis:
         assert any(word in page for word in ("pairs", "round by round", "shares of firing rates"))
         assert len((out / f"{name}-analysis.csv").read_text(encoding="utf-8").splitlines()) > 1
+    if name == "motivation":
+        check_rounds(out)
+
+
+def check_rounds(out: Path) -> None:
+    """Both rounds, with accuracies and the three measures, on the page, too."""
+    with (out / "motivation-analysis.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["table"].startswith("cifar10,")]
+    assert [(row["row"], row["round"]) for row in rows] == [("mixed", "1"), ("mixed", "2")]
+    for row in rows:
+        assert all(float(row[name]) >= 0 for name in ("accuracy", "trained"))
+        for measure in ("CKA", "MMD^2", "cos"):
+            assert row[f"{measure} ANN"] != "-"
+            assert f"{measure} cross" in row  # SNNs of this size may be silent
+    assert "by round, before aggregation" in (out / "motivation.html").read_text()

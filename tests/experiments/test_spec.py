@@ -344,6 +344,7 @@ CHANGED = {
     "skip_damaged": True,
     "quantiser": "dorefa",
     "evaluate_every": 2,
+    "diagnose_every": 2,
     "compress": "fp16",
     "start": "by-kind",
     "twin_rounds": 1,

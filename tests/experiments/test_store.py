@@ -59,6 +59,8 @@ def test_a_run_from_before_a_field_was_added_is_read_as_it_was_made(tmp_path: Pa
     assert read_spec(tmp_path, quickstart()) == read_spec(tmp_path, clipped) == kept
     assert 'short_batch = "merge"' in refused(tmp_path, SPEC, resume=True)
     RunFolder(tmp_path, kept, resume=True)
+
+
 def test_a_run_from_before_a_field_is_read_as_it_was_run(tmp_path: Path) -> None:
     frozen = apply_overrides(SPEC, {"method.direction": "ann-to-snn", "method.receivers": "frozen"})
     RunFolder(tmp_path, frozen, resume=False)

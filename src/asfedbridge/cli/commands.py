@@ -117,8 +117,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
     from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.catalogue import Bench, find_experiment, select
-    from asfedbridge.experiments.reproduce import choose_width, measure, measure_costs, plan, play
+    from asfedbridge.experiments.analyse import MEASURES
+    from asfedbridge.experiments.catalogue import Bench, choose_client, find_experiment, select
+    from asfedbridge.experiments.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
     from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
@@ -128,6 +129,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / args.scale
     command = shlex.join(["asfedbridge", *args.words])
     cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
+    if args.point and experiment.analysis not in MEASURES:
+        raise BadInput(f"--point {args.point}: {experiment.name} is no analysis at a point; {', '.join(MEASURES)} are")
+    client = choose_client(experiment, cells, args.client)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
     if args.dry_run:
@@ -148,8 +152,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
         found = measure_costs(jobs, data_root(args.data_root), _tell)
         measured = experiment_costs(experiment, cells, args.seeds, out, found)
     if experiment.analysis:
-        known = measure(jobs, data_root(args.data_root), _tell)
-        measured += measure_tables(experiment, cells, args.seeds, out, known)
+        by_round = experiment.analysis == "diagnostics"
+        known = read_courses(jobs) if by_round else measure(jobs, data_root(args.data_root), _tell, args.point)
+        measured += measure_tables(experiment, cells, args.seeds, out, known, client)
     page = write_experiment(out, experiment, results, args.seeds, command, measured)
     print(page, end="")
     _tell(f"written to {out / experiment.name}.html, .md, .csv and .tex")
@@ -185,11 +190,12 @@ def command_report(args: argparse.Namespace) -> int:
 
 def command_analyze(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.analyse import FILE, analyse
+    from asfedbridge.experiments.analyse import analyse, file_name, open_run
     from asfedbridge.report.analyses import render_analyses
 
-    found = analyse(args.folders, data_root(args.data_root), lambda line: print(line, file=sys.stderr))
-    written = "\n".join(f"written: {folder / FILE}" for folder in args.folders)
+    found = analyse(args.folders, data_root(args.data_root), _tell, args.point)
+    files = [folder / file_name(open_run(folder)[0], args.point) for folder in args.folders]
+    written = "\n".join(f"written: {file}" for file in files)
     print(f"{render_analyses(found)}\n\n{written}", file=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(json.dumps(found))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.experiments import paper
+from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import at_scale
 from asfedbridge.experiments.spec import Spec, apply_overrides
 
@@ -35,6 +36,7 @@ MAIN = (
 FEDERATED = MAIN[1:]
 HETEROGENEOUS = ("standalone", "sfedhifi", "fedfree", "fedproto", "fedtgp", "fml", "mh-pflid", "as-fedbridge")
 COMPARED = ("standalone", "fedproto", "fml", "as-fedbridge")
+PAPER_CLIENT = 9  # whose firing rates the paper shows: the last SNN client of 5+5
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Experiment:
     title: str
     claim: str  # of the paper, in our words
     cells: Callable[[Bench], list[Cell]]
-    analysis: str = ""  # what of `analyze` the table shows beside accuracy
+    analysis: str = ""  # what the table shows beside accuracy: a measure of `analyze`, or "diagnostics" by round
     costs: CostTable | None = None  # what of `costs` it shows, measured on the runs
 
 
@@ -236,14 +238,14 @@ def _bridge_width(bench: Bench) -> list[Cell]:
     "motivation",
     "Direct FedAvg over ANN and SNN clients, round by round",
     "Accuracy collapses while the two kinds' features and gradients stay apart.",
-    analysis="by_round",
+    analysis="diagnostics",
 )
 def _motivation(bench: Bench) -> list[Cell]:
     fleets = {"mixed": "5+5", "ANN only": "ann", "SNN only": "snn"}
-    rounds = bench.spec("fedavg", "cifar10").rounds
-    every = max(1, rounds // 10)
+    every = max(1, bench.spec("fedavg", "cifar10").rounds // 10)
+    # Every round is evaluated: the aggregate of a diagnosed round is received in the next one.
     return [
-        Cell(name, data, bench.spec("fedavg", data, fleet=fleet, snapshot_every=every))
+        Cell(name, data, bench.spec("fedavg", data, fleet=fleet, diagnose_every=every, evaluate_every=1))
         for data in CIFAR
         for name, fleet in fleets.items()
     ]
@@ -295,6 +297,20 @@ def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise BadInput(f"experiment '{name}' is not known{nearest(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]
+
+
+def choose_client(experiment: Experiment, cells: Sequence[Cell], client: int | None) -> int | None:
+    """The SNN client whose firing rates are shown beside the mean; None for an experiment that shows no rates."""
+    if experiment.analysis != "rates":
+        if client is not None:
+            raise BadInput(f"--client {client}: {experiment.name} shows no single client; only rates does")
+        return None
+    chosen = PAPER_CLIENT if client is None else client
+    for cell in cells:
+        known = [c.id for c in parse_fleet(cell.spec.fleet, cell.spec.T) if c.kind == "snn"]
+        if chosen not in known:
+            raise BadInput(f"--client {chosen}: not an SNN client of this experiment; use one of {known}")
+    return chosen
 
 
 def select(cells: Sequence[Cell], rows: Sequence[str] | None, columns: Sequence[str] | None) -> list[Cell]:

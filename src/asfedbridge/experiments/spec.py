@@ -39,6 +39,7 @@ class Spec:
     short_batch: ShortBatch = "merge"  # a last batch of less than half of batch_size joins the one before it
     participation: float = 1.0  # share of clients drawn each round
     evaluate_every: int = 1  # rounds; the last one always
+    diagnose_every: int = 0  # rounds whose trained clients are compared (CKA, MMD, gradients); 0: none
     seed: int = 42
     start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
     feature_dim: int = 256
@@ -103,6 +104,7 @@ LATER: Table = {
     "frames_by": "count",
     "skip_damaged": False,
     "evaluate_every": 1,
+    "diagnose_every": 0,
     "compress": "none",
     "twin_rounds": 0,
     "method.gate": "none",
@@ -126,6 +128,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("participation", 1e-6, 1),
     ("evaluate_every", 1, 10**6),
     ("twin_rounds", 0, 10**6),
+    ("diagnose_every", 0, 10**6),
     ("seed", 0, 2**63 - 1),
     ("feature_dim", 1, 65536),
     ("threads", 0, 4096),
