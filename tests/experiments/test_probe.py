@@ -8,6 +8,7 @@ import pytest
 from torch.nn.modules.module import register_module_forward_hook
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.experiments import probe
 from asfedbridge.experiments.catalogue import Bench, Cell
 from asfedbridge.experiments.probe import measure, measure_apart
 from asfedbridge.experiments.reproduce import plan
@@ -36,6 +37,15 @@ def test_time_grows_with_rounds_and_epochs(tmp_path: Path, monkeypatch: pytest.M
     assert many.seconds == pytest.approx(100 * few.seconds)
     assert thorough.seconds > 10 * many.seconds
     assert few.megabytes > 50
+
+
+def test_diagnosed_rounds_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a reading that takes no time it would be the estimate of a run without diagnostics."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: float(next(clock)))  # all that is timed takes a second
+    plain, diagnosed = (measure(replace(SPEC, rounds=4, diagnose_every=every), tmp_path).seconds for every in (0, 2))
+    images, few = 40, 16
+    assert diagnosed - plain == pytest.approx(2 * 3 * images / few)  # rounds, clients
 
 
 def test_a_probe_of_its_own_process_says_what_is_wrong(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ from asfedbridge.experiments.store import RunFolder, read_diagnostics, read_roun
 Diagnose = Callable[[Sequence[int]], Mapping[int, Payload]]  # reads these clients where they live
 
 
+def diagnosed_rounds(every: int, end: int, total: int) -> list[int]:
+    """Those before ``end`` of a run of ``total`` rounds; none if ``every`` is 0."""
+    return [i for i in range(end) if every and Round(i, total).due(every)]
+
+
 class Diagnostics:
     """Writes a line for every diagnosed round: every ``every`` rounds and the last one.
 
@@ -22,8 +27,7 @@ class Diagnostics:
 
     def __init__(self, folder: RunFolder, every: int, start: Round, diagnose: Diagnose) -> None:
         self._folder, self._every, self._diagnose = folder, every, diagnose
-        done = [i for i in range(start.index) if Round(i, start.total).due(every)]
-        lines = folder.begin_diagnostics(done)
+        lines = folder.begin_diagnostics(diagnosed_rounds(every, start.index, start.total))
         self._bandwidth: float | None = lines[0]["mmd"]["bandwidth"] if lines else None
 
     def after_training(self, rnd: Round, participants: Sequence[ClientInfo]) -> None:
