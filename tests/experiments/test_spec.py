@@ -353,6 +353,14 @@ def test_fields_that_came_later_leave_old_digests_alone() -> None:
     assert LATER.keys() == changed.keys() | {"method.receivers"}
 
 
+def test_one_loss_of_sfedhifi_under_two_names() -> None:
+    short = quickstart("sfedhifi")
+    old = apply_overrides(short, {"method.snn_loss": "task"})
+    assert short.method.snn_loss == "ce"  # type: ignore[attr-defined]
+    assert short.digest() == old.digest() == "a72fd2bfd041f7353c562668bfc24a287d277f0de0a7fd93c4c8094bd4dec78e"
+    assert len({apply_overrides(s, {"snn_loss": "tet"}).digest() for s in (short, old)}) == 2
+
+
 def test_receivers_count_where_clients_only_receive() -> None:
     both = {change: apply_overrides(quickstart(), {"method.receivers": change}) for change in ("adapt", "frozen")}
     assert {s.digest() for s in both.values()} == {"66b9a119462ac70ddaec0cc04b6ac48cc3c4c21955c5be060ea9441e04b3a4d7"}

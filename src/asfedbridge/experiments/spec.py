@@ -91,8 +91,11 @@ class Spec:
             fields = table[place] if place else table
             if fields.get(key) == default:
                 del fields[key]
-        if table["method"].get("direction") == "both":
-            table["method"].pop("receivers", None)  # no client only receives
+        method = table["method"]
+        if method.get("direction") == "both":
+            method.pop("receivers", None)  # no client only receives
+        if method["name"] == "sfedhifi" and method["snn_loss"] == self.snn_loss == "ce":
+            method["snn_loss"] = "task"  # the same loss, under the name it had in earlier runs
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
