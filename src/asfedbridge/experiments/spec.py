@@ -147,7 +147,7 @@ def to_table(spec: Spec) -> Table:
 def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
     """``base`` with the fields of ``table`` in place of its own; every name and type is checked.
 
-    A named fleet is written out at the width of the base's widest client.
+    A named fleet is written out with the families of the base's fleet and at the width of its widest client.
     """
     changes: Table = {}
     for key, value in table.items():
@@ -158,7 +158,7 @@ def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
         else:
             changes |= _coerced(Spec, {key: value}, "")
     if "fleet" in changes:
-        changes["fleet"] = name_fleet(changes["fleet"], max(c.width for c in parse_fleet(base.fleet, base.T)))
+        changes["fleet"] = name_fleet(changes["fleet"], parse_fleet(base.fleet, base.T))
     return dataclasses.replace(base, **changes)
 
 
