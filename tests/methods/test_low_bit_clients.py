@@ -21,7 +21,7 @@ BITS = {"bnn": 1, "qnn": 4}
 def make_client(lab: Any, method: Any, kind: str, id: int, bits: int = 0) -> Client:
     plain = lab.client(method, "ann", id=id)
     info = replace(plain.info, kind=kind, bits=bits or BITS.get(kind, 32), T=2 if kind == "snn" else 1)
-    return build_client(method, lab.gentle(), info, plain.shard)
+    return build_client(method, lab.gentle(batch_size=5), info, plain.shard)
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"sfedhifi"}))
