@@ -273,6 +273,25 @@ def test_every_recipe_can_be_shown_for_every_method(recipe: str, method: str, ca
     assert f'name = "{method}"' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["paper", "data=cifar10-dvs"], {"T": 10, "image_size": 48}),
+        (["paper", "data=cifar10-dvs", "T=8", "image_size=32"], {"T": 8, "image_size": 32}),
+        (["paper", "data=cifar100"], {"T": 4, "image_size": 0}),
+        (["cpu"], {"train_per_class": 60, "test_per_class": 150, "image_size": 16}),
+        (["cpu", "data=cifar100"], {"train_per_class": 10, "test_per_class": 20, "image_size": 16}),
+        (["cpu", "data=tiny-imagenet", "train_per_class=9"], {"train_per_class": 9, "image_size": 32}),
+        (["cpu", "data=npz:cifar100"], {"train_per_class": 60, "test_per_class": 150, "image_size": 16}),
+        (["quickstart", "data=cifar10-dvs"], {"T": 4, "image_size": 0}),
+    ],
+    ids=" ".join,
+)
+def test_a_recipe_takes_what_the_data_set_demands(words: list[str], expected: dict[str, int]) -> None:
+    spec = cli.resolve(words)
+    assert {key: getattr(spec, key) for key in expected} == expected
+
+
 # Bad input: exit code 2, one line that says what and where
 
 
@@ -429,6 +448,11 @@ def test_folders_that_cannot_be_used(refused: Any, finished: Any, tmp_path: Path
         assert str(out) in refused("run", *SMALL, "--out", out)
         assert "Traceback" not in refused("run", *SMALL, "--out", out, "--resume")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_file_where_tables_should_go(refused: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "cannot be a folder" in refused("reproduce", "main", "--scale", "smoke", "--out", tmp_path / "file")
 
 
 def test_resume_where_there_is_no_run(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
     cells = EXPERIMENTS[name].cells(Bench("smoke"))
     rows = ROWS.get(name) or list(dict.fromkeys(c.row for c in cells))[-2:]
     columns = list(dict.fromkeys(c.column for c in cells))[:2]
+    out = out if cells else out / "new"  # counted tables do not rely on a folder that runs have made
     words = ["--only", ",".join(rows), "--columns", ",".join(columns)] if cells else []
     assert cli.main(["reproduce", name, "--scale", "smoke", *words, "--out", str(out)]) == 0
     page = capsys.readouterr().out

@@ -17,8 +17,11 @@ DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def resolve(words: Sequence[str]) -> Any:
-    """A specification from the words of the command line: a recipe or a file, then key=value changes."""
-    from asfedbridge.experiments.recipes import RECIPES, quickstart
+    """A specification from the words of the command line: a recipe or a file, then key=value changes.
+
+    A recipe takes what the data set demands; a file is taken as it stands.
+    """
+    from asfedbridge.experiments.recipes import RECIPES, demands, quickstart
     from asfedbridge.experiments.spec import apply_overrides, from_table
     from asfedbridge.experiments.toml import parse_assignment, read_toml
 
@@ -34,7 +37,8 @@ def resolve(words: Sequence[str]) -> Any:
 
         raise BadInput(f"'{name}' is no recipe and no .toml file{nearest(name, RECIPES)}")
     method = overrides.get("method", "as-fedbridge")
-    return apply_overrides(RECIPES[name](method if isinstance(method, str) else "as-fedbridge"), overrides)
+    spec = RECIPES[name](method if isinstance(method, str) else "as-fedbridge")
+    return apply_overrides(spec, {**demands(name, str(overrides.get("data", ""))), **overrides})
 
 
 def command_run(args: argparse.Namespace) -> int:
@@ -127,8 +131,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
+    bench = Bench(args.scale, dict(args.data))
     command = shlex.join(["asfedbridge", *args.words])
-    cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
+    cells = select(experiment.cells(bench), args.only or experiment.rows, args.columns)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
     if args.dry_run:
@@ -137,6 +142,10 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
         print(render_text(estimate_rows(jobs, args.data_root, at_once, _tell)))
         return DONE
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {out}: cannot be a folder ({error.strerror}); give another one") from None
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         failures = play(jobs, data_root(args.data_root), at_once, _tell)
