@@ -332,6 +332,21 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
         (["data", "check", "npz:none.npz"], "none.npz"),
         (["report"], "DIR"),
         (["report", "no-such-folder"], "no-such-folder: there is no such folder"),
+        (
+            ["reproduce", "main", "--scale", "smoke", "--set", "roundz=5"],
+            "unknown key 'roundz'; did you mean 'rounds'?",
+        ),
+        (["reproduce", "main", "--scale", "smoke", "--set", "rounds=0"], "rounds=0 is out of range"),
+        (["reproduce", "main", "--scale", "smoke", "--set", "rounds"], "'rounds' is not KEY=VALUE"),
+        (
+            ["reproduce", "main", "--scale", "smoke", "--set", "seed=3"],
+            "--set seed=3: the experiment sets it; use --seeds",
+        ),
+        (
+            ["reproduce", "rates", "--scale", "smoke", "--set", "method.mu=1"],
+            "method.mu=1: not a field of as-fedbridge",
+        ),
+        (["reproduce", "computation", "--scale", "smoke", "--set", "T=2"], "computation has no runs"),
         (["show", "quikstart"], "'quikstart' is no recipe and no .toml file; did you mean 'quickstart'?"),
         (["show", "none.toml"], "none.toml: cannot be read"),
         (["show", "cpu", "paper"], "give one recipe or file, not 2: cpu paper"),

@@ -4,9 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS
 from asfedbridge.experiments import paper
-from asfedbridge.experiments.catalogue import ABLATIONS, COMPARED, EXPERIMENTS, MAIN, Bench, select
+from asfedbridge.experiments.catalogue import (
+    ABLATIONS,
+    COMPARED,
+    EXPERIMENTS,
+    MAIN,
+    Bench,
+    describe_settings,
+    select,
+)
 from asfedbridge.experiments.run import prepare
 
 NAMES = [
@@ -65,6 +74,34 @@ def test_fedfree_exchanges_prefixes_on_event_frames_only() -> None:
     cells = EXPERIMENTS["main"].cells(Bench("paper"))
     rules = {c.column: c.spec.method.mismatch for c in cells if c.row == "fedfree"}  # type: ignore[attr-defined]
     assert rules == {"cifar10": "refuse", "cifar100": "refuse", "tiny-imagenet": "refuse", "cifar10-dvs": "prefix"}
+
+
+def test_settings_go_before_the_grid_and_into_what_it_derives() -> None:
+    bench = Bench("paper", settings={"rounds": 30, "T": 6, "optimiser.lr_ann": 0.3})
+    for cell in EXPERIMENTS["motivation"].cells(bench):
+        assert (cell.spec.rounds, cell.spec.snapshot_every, cell.spec.optimiser.lr_ann) == (30, 3, 0.3)
+    assert {c.spec.T for c in EXPERIMENTS["necessity"].cells(bench)} == {6}  # the grid's own are 2, 4 and 8
+    plain, changed = (EXPERIMENTS["rates"].cells(b)[0].spec.digest() for b in (Bench("paper"), bench))
+    assert plain != changed
+
+
+def test_a_setting_of_a_method_applies_to_those_that_have_it() -> None:
+    bench = Bench("cpu", settings={"method.mu": 0.5, "epochs": 3})
+    cells = select(EXPERIMENTS["moderate"].cells(bench), ["fedprox", "isolated-fedprox", "fml"], None)
+    assert {(c.row, getattr(c.spec.method, "mu", None), c.spec.epochs) for c in cells} == {
+        ("fedprox", 0.5, 3), ("isolated-fedprox", 0.5, 3), ("fml", None, 3),
+    }  # fmt: skip
+    assert describe_settings(bench, cells) == [
+        "--set method.mu=0.5 applies to isolated-fedprox, fedprox; not to fml",
+    ]
+    with pytest.raises(BadInput, match=r"--set method\.mu=0\.5: not a field of fml; did you mean"):
+        describe_settings(bench, [c for c in cells if c.row == "fml"])
+
+
+@pytest.mark.parametrize(("key", "option"), [("seed", "--seeds"), ("data", "--data"), ("method", "--only")])
+def test_what_an_option_sets_cannot_be_set_twice(key: str, option: str) -> None:
+    with pytest.raises(BadInput, match=f"--set {key}=1: the experiment sets it; use {option}"):
+        Bench("cpu", settings={key: 1})
 
 
 def test_a_source_can_stand_for_a_data_set() -> None:

@@ -121,9 +121,10 @@ def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
     from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.catalogue import Bench, find_experiment, select
+    from asfedbridge.experiments.catalogue import Bench, describe_settings, find_experiment, select
     from asfedbridge.experiments.costs import paper_costs
     from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
+    from asfedbridge.experiments.toml import parse_assignment
     from asfedbridge.report.cost_tables import beside_paper
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
@@ -131,9 +132,13 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
-    bench = Bench(args.scale, dict(args.data))
+    bench = Bench(args.scale, dict(args.data), dict(parse_assignment(word) for word in args.settings))
     command = shlex.join(["asfedbridge", *args.words])
     cells = select(experiment.cells(bench), args.only or experiment.rows, args.columns)
+    if args.settings and not cells:
+        raise BadInput(f"--set {args.settings[0]}: {experiment.name} has no runs; use asfedbridge costs KEY=VALUE")
+    for line in describe_settings(bench, cells):
+        _tell(line)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
     if args.dry_run:

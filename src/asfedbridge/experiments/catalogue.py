@@ -11,7 +11,7 @@ from typing import Any, Literal
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.experiments import paper
 from asfedbridge.experiments.recipes import at_scale
-from asfedbridge.experiments.spec import Spec, apply_overrides
+from asfedbridge.experiments.spec import Spec, apply_overrides, method_fields
 
 Scale = Literal["paper", "cpu", "smoke"]
 CIFAR = ("cifar10", "cifar100")
@@ -46,16 +46,55 @@ class Cell:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where an experiment is played: the scale, and which source stands for each of the paper's data sets."""
+    """How an experiment is run: the scale, the source for each of the paper's data sets, and settings of the user.
+
+    ``settings`` (dotted keys) go before the experiment's own changes. A field of a method applies to the methods that
+    have it.
+    """
 
     scale: Scale = "paper"
     sources: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, option in RESERVED.items():
+            if key in self.settings:
+                raise BadInput(f"--set {key}={self.settings[key]}: the experiment sets it; use {option}")
 
     def spec(self, method: str, data: str, **changes: Any) -> Spec:
         """The scale's recipe on a data set of the paper, with changes; ``method__x`` is the method's field x."""
         spec = at_scale(self.scale, method, data)
         spec = replace(spec, data=self.sources.get(data, spec.data))
-        return apply_overrides(spec, {key.replace("__", "."): value for key, value in changes.items()})
+        spec = apply_overrides(spec, {key.replace("__", "."): value for key, value in changes.items()})
+        own = {key: value for key, value in self.settings.items() if reaches(key, spec)}
+        try:
+            return apply_overrides(spec, own)
+        except BadInput as error:
+            raise BadInput(f"--set, for {method} on {data}: {error}") from None
+
+
+RESERVED = {"seed": "--seeds", "data": "--data", "method": "--only", "method.name": "--only"}
+
+
+def reaches(key: str, spec: Spec) -> bool:
+    """Whether a setting applies to this specification: all do, but for fields that its method does not have."""
+    head, _, name = key.partition(".")
+    return head != "method" or name in method_fields(type(spec.method))
+
+
+def describe_settings(bench: Bench, cells: Sequence[Cell]) -> list[str]:
+    """One line for each setting that some of the cells do not take; BadInput if none takes it."""
+    lines = []
+    for key, value in bench.settings.items():
+        taken, left = (
+            list(dict.fromkeys(c.row for c in cells if reaches(key, c.spec) is is_)) for is_ in (True, False)
+        )
+        if not taken:
+            fields = {f"method.{name}" for c in cells for name in method_fields(type(c.spec.method))}
+            raise BadInput(f"--set {key}={value}: not a field of {', '.join(left)}{nearest(key, fields)}")
+        if left:
+            lines.append(f"--set {key}={value} applies to {', '.join(taken)}; not to {', '.join(left)}")
+    return lines
 
 
 @dataclass(frozen=True)
