@@ -238,11 +238,37 @@ def test_a_report_of_two_runs(finished: Any, tmp_path: Path, capsys: Any) -> Non
     capsys.readouterr()
     assert cli.main(["report", str(finished[0]), str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["as-fedbridge", "standalone"]
+    assert [line.split()[0] for line in lines[2:]] == ["as-fedbridge", "standalone"]  # rounds differ: not compared
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("| method | data |")
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--json"]) == 0
-    assert [s["method"] for s in json.loads(capsys.readouterr().out)] == ["as-fedbridge", "standalone"]
+    found = json.loads(capsys.readouterr().out)
+    assert [s["method"] for s in found["runs"]] == ["as-fedbridge", "standalone"]
+    assert found["comparisons"] == []
+
+
+def test_a_report_compares_methods_over_seeds(tmp_path: Path, capsys: Any) -> None:
+    from tests.report.folders import make_run, make_spec
+
+    for method, level in (("standalone", 50.0), ("fml", 60.0)):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{method}{seed}", make_spec(method, seed=seed, rounds=2), level + seed)
+    assert cli.main(["report", str(tmp_path)]) == 0
+    runs, title, table, note = capsys.readouterr().out.strip().split("\n\n")
+    assert len(runs.splitlines()) == 6
+    assert title == "cifar10, Dir(0.1)"
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["fml", "standalone"]
+    assert "95 % t interval" in note
+    assert cli.main(["report", str(tmp_path), "--markdown", "--out", str(tmp_path / "page.html")]) == 0
+    assert "## cifar10, Dir(0.1)\n\n| method | ANN | SNN | all | ANN vs standalone |" in capsys.readouterr().out
+    assert "Methods over seeds" in (tmp_path / "page.html").read_text()
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    (compared,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert compared["reference"] == "standalone"
+    difference = compared["methods"]["fml"]["difference"]["all"]
+    assert (difference["n"], difference["unit"]) == (2, "seeds")
+    assert difference["low"] <= difference["mean"] <= difference["high"]
+    assert compared["methods"]["standalone"]["difference"] == {}
 
 
 def test_a_report_as_a_page_and_as_figures(finished: Any, tmp_path: Path, capsys: Any) -> None:
@@ -250,7 +276,7 @@ def test_a_report_as_a_page_and_as_figures(finished: Any, tmp_path: Path, capsys
     words = ["report", str(finished[0]), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
     assert cli.main([*words, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == [summary]
+    assert json.loads(out) == {"runs": [summary], "comparisons": []}
     assert f"report: {tmp_path / 'page.html'}" in err
     page = (tmp_path / "page.html").read_text()
     assert f">{summary['accuracy']['all']:.2f}<" in page

@@ -13,7 +13,7 @@ from asfedbridge.experiments.catalogue import (
     EXPERIMENTS,
     MAIN,
     Bench,
-    describe_settings,
+    check_settings,
     select,
 )
 from asfedbridge.experiments.run import prepare
@@ -91,11 +91,11 @@ def test_a_setting_of_a_method_applies_to_those_that_have_it() -> None:
     assert {(c.row, getattr(c.spec.method, "mu", None), c.spec.epochs) for c in cells} == {
         ("fedprox", 0.5, 3), ("isolated-fedprox", 0.5, 3), ("fml", None, 3),
     }  # fmt: skip
-    assert describe_settings(bench, cells) == [
+    assert check_settings(bench, cells) == [
         "--set method.mu=0.5 applies to isolated-fedprox, fedprox; not to fml",
     ]
     with pytest.raises(BadInput, match=r"--set method\.mu=0\.5: not a field of fml; did you mean"):
-        describe_settings(bench, [c for c in cells if c.row == "fml"])
+        check_settings(bench, [c for c in cells if c.row == "fml"])
 
 
 @pytest.mark.parametrize(("key", "option"), [("seed", "--seeds"), ("data", "--data"), ("method", "--only")])

@@ -121,7 +121,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
     from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.catalogue import Bench, describe_settings, find_experiment, select
+    from asfedbridge.experiments.catalogue import Bench, check_settings, find_experiment, select
     from asfedbridge.experiments.costs import paper_costs
     from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
     from asfedbridge.experiments.toml import parse_assignment
@@ -129,6 +129,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
     from asfedbridge.report.reproduction import collect
+    from asfedbridge.report.tables import Titled
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
@@ -137,7 +138,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     cells = select(experiment.cells(bench), args.only or experiment.rows, args.columns)
     if args.settings and not cells:
         raise BadInput(f"--set {args.settings[0]}: {experiment.name} has no runs; use asfedbridge costs KEY=VALUE")
-    for line in describe_settings(bench, cells):
+    for line in check_settings(bench, cells):
         _tell(line)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
@@ -158,7 +159,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
     results = collect(cells, args.seeds, out, failures)
-    measured = [("", beside_paper(experiment.name, paper_costs()))] if not cells else []
+    measured = [Titled("", beside_paper(experiment.name, paper_costs()))] if not cells else []
     if experiment.analysis:
         known = measure(jobs, data_root(args.data_root), _tell)
         measured = measure_tables(experiment, cells, args.seeds, out, known)
@@ -173,13 +174,17 @@ def _tell(line: str) -> None:
 
 
 def command_report(args: argparse.Namespace) -> int:
-    from asfedbridge.report.tables import find_summaries, render_markdown, render_text, run_rows
+    from asfedbridge.report.comparison import Entry, compare
+    from asfedbridge.report.settings import read_fields
+    from asfedbridge.report.tables import Titled, find_runs, render_titled, run_rows
 
-    summaries = find_summaries(args.folders)
+    found = find_runs(args.folders)
+    compared = compare([Entry(summary, read_fields(folder)) for folder, summary in found.items()])
     if args.json:
-        print(json.dumps(summaries))
+        print(json.dumps({"runs": list(found.values()), "comparisons": [one.to_table() for one in compared]}))
     else:
-        print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
+        tables = [Titled("", run_rows(list(found.values()))), *(one.to_titled() for one in compared)]
+        print("\n\n".join(render_titled(one, args.markdown) for one in tables))
     if args.out or args.figures:
         from asfedbridge.report.page import Lead, write_page
         from asfedbridge.report.runs import gather

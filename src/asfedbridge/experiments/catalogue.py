@@ -82,13 +82,12 @@ def reaches(key: str, spec: Spec) -> bool:
     return head != "method" or name in method_fields(type(spec.method))
 
 
-def describe_settings(bench: Bench, cells: Sequence[Cell]) -> list[str]:
+def check_settings(bench: Bench, cells: Sequence[Cell]) -> list[str]:
     """One line for each setting that some of the cells do not take; BadInput if none takes it."""
     lines = []
     for key, value in bench.settings.items():
-        taken, left = (
-            list(dict.fromkeys(c.row for c in cells if reaches(key, c.spec) is is_)) for is_ in (True, False)
-        )
+        taken = list(dict.fromkeys(c.row for c in cells if reaches(key, c.spec)))
+        left = list(dict.fromkeys(c.row for c in cells if not reaches(key, c.spec)))
         if not taken:
             fields = {f"method.{name}" for c in cells for name in method_fields(type(c.spec.method))}
             raise BadInput(f"--set {key}={value}: not a field of {', '.join(left)}{nearest(key, fields)}")

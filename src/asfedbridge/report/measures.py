@@ -8,7 +8,7 @@ from typing import Any
 from asfedbridge.analysis.pairs import correlate
 from asfedbridge.experiments.catalogue import Cell, Experiment
 from asfedbridge.experiments.reproduce import job_of
-from asfedbridge.report.tables import Rows, decimals
+from asfedbridge.report.tables import Rows, Titled, decimals
 
 Analyses = Mapping[Path, Mapping[str, Any]]  # analysis.json by run folder
 MEASURES = ("cka", "mmd", "gradients")
@@ -16,8 +16,8 @@ MEASURES = ("cka", "mmd", "gradients")
 
 def measure_tables(
     experiment: Experiment, cells: Sequence[Cell], seeds: Sequence[int], out: Path, known: Analyses
-) -> list[tuple[str, Rows]]:
-    """(heading, rows): what the experiment's analysis asks for, column by column."""
+) -> list[Titled]:
+    """What the experiment's analysis asks for, column by column."""
     tables = []
     for column in dict.fromkeys(cell.column for cell in cells):
         runs = {
@@ -29,11 +29,13 @@ def measure_tables(
         if not runs:
             continue
         if experiment.analysis == "by_round":
-            tables.append((f"{column}, round by round", _course(runs)))
+            tables.append(Titled(f"{column}, round by round", _course(runs)))
         elif experiment.analysis == "rates":
-            tables += [(f"{column}, {row}: shares of firing rates", _histograms(found)) for row, found in runs.items()]
+            tables += [
+                Titled(f"{column}, {row}: shares of firing rates", _histograms(found)) for row, found in runs.items()
+            ]
         else:
-            tables.append((f"{column}, {experiment.analysis}", _blocks(runs, experiment.analysis)))
+            tables.append(Titled(f"{column}, {experiment.analysis}", _blocks(runs, experiment.analysis)))
     return tables
 
 

@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.experiments.store import read_summary
+from asfedbridge.report.statistics import read_scores
 
 Rows = list[list[str]]
+
+
+class Titled(NamedTuple):
+    """A table with its title, and the line under it that explains it."""
+
+    title: str
+    rows: Rows
+    note: str = ""
 
 
 def render_text(rows: Rows) -> str:
@@ -26,12 +35,18 @@ def render_markdown(rows: Rows) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def render_titled(table: Titled, markdown: bool) -> str:
+    """Title, table and note, with empty lines between."""
+    title = f"## {table.title}" if markdown and table.title else table.title
+    return "\n\n".join(filter(None, (title, (render_markdown if markdown else render_text)(table.rows), table.note)))
+
+
 def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     """One row per run: group accuracies at the end, at the point the method is judged at."""
     groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
-    nearest = ["nearest"] if any("nearest" in s for s in summaries) else []  # prototype methods alone have it
-    rows = [[*head, "best all", "Bridge", *nearest, "point", "BN", "payload MB", "minutes"]]
+    some = [key for key in ("fused", "nearest") if any(key in s for s in summaries)]  # few methods have them
+    rows = [[*head, "best all", "Bridge", *some, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = {"iid": "iid", "nodes": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
@@ -43,7 +58,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
                 str(s["seed"]),
                 *(decimals(s["accuracy"].get(g)) for g in groups),
                 decimals((s["best"] or {}).get("all")),
-                *(decimals(s.get(key, {}).get("all")) for key in ["bridge", *nearest]),
+                *(decimals(s.get(key, {}).get("all")) for key in ["bridge", *some]),
                 s["point"],
                 s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",
@@ -87,6 +102,8 @@ def check_summary(summary: dict[str, Any], file: Path) -> None:
     try:
         run_rows([summary])
         client_rows(summary)
+        read_scores(summary)
+        f"{summary['seed']:d}"
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise BadInput(f"{file}: is not the summary of a run; restore it, or remove it") from None
 
