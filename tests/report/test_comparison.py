@@ -72,7 +72,7 @@ def test_protocols_are_not_pooled() -> None:
 def test_another_content_of_the_data_is_another_protocol() -> None:
     changed = [entry("standalone", s, 9.0, 9.0, more={"data_fingerprint": "f00d" * 9}) for s in (0, 1)]
     found = compare([*ALONE, *changed])
-    assert [one.title for one in found] == ["cifar10, Dir(0.1), data None", "cifar10, Dir(0.1), data f00df00d"]
+    assert [one.title for one in found] == ["cifar10, Dir(0.1), data unknown", "cifar10, Dir(0.1), data f00df00d"]
 
 
 def test_settings_of_a_method_are_rows_of_their_own() -> None:

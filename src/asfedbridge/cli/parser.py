@@ -100,7 +100,9 @@ def _reproduce(commands: "Commands") -> None:
     )
     reproduce.add_argument("experiment", metavar="EXPERIMENT", help="one of: asfedbridge list experiments")
     reproduce.add_argument("--scale", choices=["paper", "cpu", "smoke"], required=True, help="experiment size")
-    reproduce.add_argument("--seeds", type=_numbers, default=[42], metavar="0,1,2", help="mean and spread over these")
+    reproduce.add_argument(
+        "--seeds", type=_numbers, default=[42], metavar="0,1,2", help="means and intervals over these"
+    )
     reproduce.add_argument("--only", type=_names, metavar="ROW,...", help="these methods (or variants) only")
     reproduce.add_argument("--columns", type=_names, metavar="COLUMN,...", help="these data sets (or settings) only")
     reproduce.add_argument("--data", type=_pair, action="append", default=[], metavar="NAME=SOURCE", help=SOURCE_HELP)
@@ -124,7 +126,7 @@ def _report(commands: "Commands") -> None:
     report.add_argument("--out", type=Path, metavar="FILE.html", help="write a page that opens from disk, too")
     report.add_argument("--figures", type=Path, metavar="DIR", help="write figures as PNG and SVG, too")
     report.add_argument("--markdown", action="store_true", help="print Markdown")
-    report.add_argument("--json", action="store_true", help="print the summaries as JSON")
+    report.add_argument("--json", action="store_true", help="print the summaries and the comparison as JSON")
 
 
 def _analyze(commands: "Commands") -> None:

@@ -113,7 +113,7 @@ def _titles(firsts: Sequence[Entry]) -> list[str]:
         titles.append(", ".join(filter(None, (data, split, change))))
     alike = Counter(titles)
     return [
-        f"{title}, data {str(entry.summary.get('data_fingerprint'))[:8]}" if alike[title] > 1 else title
+        f"{title}, data {entry.summary.get('data_fingerprint') or 'unknown':.8}" if alike[title] > 1 else title
         for title, entry in zip(titles, firsts, strict=True)
     ]
 
