@@ -1,5 +1,6 @@
 """Every experiment from the command line at smoke scale: two rows of it, played for real."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
     rows = ROWS.get(name) or list(dict.fromkeys(c.row for c in cells))[-2:]
     columns = list(dict.fromkeys(c.column for c in cells))[:2]
     out = out if cells else out / "new"  # counted tables do not rely on a folder that runs have made
-    words = ["--only", ",".join(rows), "--columns", ",".join(columns)] if cells else []
+    words = ["--only", ",".join(rows), "--columns", ",".join(columns), "--set", "rounds=1"] if cells else []
     assert cli.main(["reproduce", name, "--scale", "smoke", *words, "--out", str(out)]) == 0
     page = capsys.readouterr().out
     assert page.startswith(f"# {EXPERIMENTS[name].title}\n")
@@ -31,6 +32,7 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
         assert f"\n| {row} |" in page
     for suffix in ("md", "csv", "tex"):
         assert (out / f"{name}.{suffix}").read_text(encoding="utf-8")
+    assert {json.loads(file.read_text())["rounds"] for file in out.glob("cells/*/summary.json")} <= {1}
     if EXPERIMENTS[name].analysis:
         assert any(word in page for word in ("pairs", "round by round", "shares of firing rates"))
         assert len((out / f"{name}-analysis.csv").read_text(encoding="utf-8").splitlines()) > 1
