@@ -76,7 +76,7 @@ def test_fedfree_exchanges_prefixes_on_event_frames_only() -> None:
     assert rules == {"cifar10": "refuse", "cifar100": "refuse", "tiny-imagenet": "refuse", "cifar10-dvs": "prefix"}
 
 
-def test_settings_go_before_the_grid_and_into_what_it_derives() -> None:
+def test_settings_override_the_grid_and_reach_what_it_derives() -> None:
     bench = Bench("paper", settings={"rounds": 30, "T": 6, "optimiser.lr_ann": 0.3})
     for cell in EXPERIMENTS["motivation"].cells(bench):
         assert (cell.spec.rounds, cell.spec.snapshot_every, cell.spec.optimiser.lr_ann) == (30, 3, 0.3)

@@ -48,7 +48,7 @@ class Cell:
 class Bench:
     """How an experiment is run: the scale, the source for each of the paper's data sets, and settings of the user.
 
-    ``settings`` (dotted keys) go before the experiment's own changes. A field of a method applies to the methods that
+    ``settings`` (dotted keys) override the experiment's own changes. A field of a method applies to the methods that
     have it.
     """
 
