@@ -84,8 +84,8 @@ def ours(case: Case) -> Work:
     shard = Shard(shard.x_train, shard.y_train, shard.x_test, shard.y_test, MEAN, STD, "crop+flip", PAD)
     drawing = torch.Generator().manual_seed(0)
     return Work(
-        lambda: consume(shard.batches(BATCH, drawing)),
-        lambda: collect(shard.batches(BATCH, torch.Generator().manual_seed(SEED))),
+        lambda: consume(shard.batches(BATCH, drawing, "keep")),
+        lambda: collect(shard.batches(BATCH, torch.Generator().manual_seed(SEED), "keep")),
         case["inner"],
     )
 

@@ -44,8 +44,16 @@ def clients(setting: Setting) -> list[Client]:
 def make_client() -> Make:
     """A client with a few random images of its own."""
 
-    def make(method: Method, task: Task, kind: Kind = "ann", width: float = 0.25, T: int = 3, **more: Any) -> Client:
-        info = ClientInfo(0, kind, "resnet18", width, T if kind == "snn" else 1, 8, 4, **more)
+    def make(
+        method: Method,
+        task: Task,
+        kind: Kind = "ann",
+        width: float = 0.25,
+        T: int = 3,
+        model: str = "resnet18",
+        **more: Any,
+    ) -> Client:
+        info = ClientInfo(0, kind, model, width, T if kind == "snn" else 1, 8, 4, **more)
         draws = torch.Generator().manual_seed(3)
         shape = (12, task.channels, task.image_size, task.image_size)
         x = torch.randint(0, 256, shape, generator=draws, dtype=torch.uint8)

@@ -3,21 +3,27 @@
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge import cli
 from asfedbridge.analysis import operations
+from asfedbridge.analysis.firing import count_synops
 from asfedbridge.analysis.operations import make_counter
-from asfedbridge.analysis.rounds import outline_client
+from asfedbridge.analysis.rounds import find_network, outline_client
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, Client, Method, Round, Task
+from asfedbridge.experiments.costs import FILE, run_costs
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18
+from asfedbridge.models.paths import use_path
 
 Make = Callable[..., Client]
 Json = dict[str, Any]
@@ -163,6 +169,36 @@ def test_training(paper: Json, method: str, ann: str, beside: str) -> None:
     assert f"{found['ann']['gflops']:.2f}" == ann
     assert f"{found['snn']['gflops']:.2f}" == beside
     assert found["snn"]["gsops"] is None
+    assert found["ann"].keys() == {"gflops"}
+
+
+def test_dense_operations_of_an_snns_training(paper: Json) -> None:
+    """By hand: five epochs of stem, projection, norms and gradients of inputs, at four steps behind the stem."""
+    stem, projection, driven = 3.538944, 4 * 0.262144, 4 * (1111.148544 - 3.538944 - 0.262144)
+    norms = 2e-6 * (65536 + 4 * (614400 - 65536))  # values; the stem's norm runs once
+    forward = stem + projection + norms
+    backward = stem + 2 * projection + 2 * norms + driven
+    training = paper["methods"]["fedavg"]["training"]["snn"]
+    assert training["dense_gflops"] == pytest.approx(5 * (forward + backward) / 1e3)
+
+
+def test_weight_gradients_take_one_accumulation_for_each_spike_and_output() -> None:
+    """An event-driven backward pass by hand: as many additions as the forward pass has synaptic operations."""
+    conv = nn.Conv2d(1, 2, 3, padding=1, bias=False)
+    spikes = torch.zeros(1, 1, 4, 4)
+    spikes[0, 0, 0, 0] = spikes[0, 0, 2, 1] = 1  # a corner reaches 4 pixels, an inner pixel 9
+    gradient, additions = torch.zeros_like(conv.weight), 0
+    out = conv(spikes)
+    arriving = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    for _, _, row, column in spikes.nonzero().tolist():
+        for down in (-1, 0, 1):
+            for right in (-1, 0, 1):
+                if 0 <= row + down < 4 and 0 <= column + right < 4:
+                    gradient[:, 0, 1 - down, 1 - right] += arriving[0, :, row + down, column + right]
+                    additions += conv.out_channels
+    out.backward(arriving)
+    assert torch.allclose(conv.weight.grad, gradient)  # type: ignore[arg-type]
+    assert additions == count_synops(conv, spikes) == 2 * (4 + 9)
 
 
 def test_every_method_is_there(paper: Json) -> None:
@@ -183,6 +219,8 @@ NEAR = {"mh-pflid": 1e-3}  # injection passes the frozen head of the messenger a
 
 def methods() -> list[Any]:
     changes = [("as-fedbridge", {"direction": "ann-to-snn"}), ("as-fedbridge", {"direction": "snn-to-ann"})]
+    receiver = {"direction": "snn-to-ann"}  # an ANN client is one
+    changes += [("as-fedbridge", receiver | change) for change in ({"receivers": "frozen"}, {"personal_head": False})]
     changes += [("as-fedbridge", {"injection_epochs": 2}), ("mh-pflid", {"distillation_epochs": 2})]
     return [
         pytest.param(METHODS[name](**more), id=f"{name} {more or ''}")
@@ -202,14 +240,20 @@ def test_low_bit_clients_train_in_full_precision(make_client: Make, kind: str, b
     compare_with_a_round(make_client(method, ROUND, kind, bits=bits), method)
 
 
+def test_an_snn_executes_what_is_split_into_spikes_and_dense_operations(make_client: Make) -> None:
+    method = METHODS["fedproto"]()
+    with use_path("torch"):  # the counter does not see event-driven convolutions
+        compare_with_a_round(make_client(method, ROUND, "snn", T=2), method)
+
+
 def compare_with_a_round(client: Client, method: Method) -> None:
     with make_counter() as counter:
         method.client_round(client, Round(0, 2))
-    networks = outline_client(method, ROUND, client.info).modules
+    outline = outline_client(method, ROUND, client.info)
     steps = client.info.train_size / ROUND.batch_size
     expected = ROUND.epochs * steps * loss_products(client)
     for name, (forward, backward) in method.client_passes(ROUND, client.info).items():
-        there, back = bare(networks[name])
+        there, back = bare(find_network(outline, name))
         expected += steps * (forward * there + backward * back)
     assert counter.get_total_flops() == pytest.approx(expected, rel=NEAR.get(method.name, 0), abs=0)
 
@@ -231,7 +275,8 @@ def bare(network: nn.Module) -> tuple[int, int]:
     if name not in PROFILES:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(operations, "NORM_FLOPS", 0)
-            PROFILES[name] = operations.profile(network, ROUND, ROUND.batch_size)
+            found = operations.profile(network, ROUND, ROUND.batch_size)
+            PROFILES[name] = found.forward, found.backward
     return PROFILES[name]
 
 
@@ -295,6 +340,15 @@ def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], meth
     assert len(snn["rates"]["stages.2.0.conv1"]) == 2
     assert table["configurations"]["fleet"]["msops"] == pytest.approx(2 / 3 * snn["msops"])
     forward, backward = (2, 1) if method == "fedproto" else (1, 1)
-    training = table["methods"][method]["training"]["snn"]["gsops"]
-    assert training == pytest.approx((forward + 2 * backward) * snn["msops"] / 1e3)
+    training = table["methods"][method]["training"]["snn"]
+    assert training["gsops"] == pytest.approx((forward + backward) * snn["msops"] / 1e3)
+    assert training["gsops_by_rate"] == pytest.approx((forward + backward) * snn["msops_by_rate"] / 1e3)
     assert table["methods"]["standalone"]["training"]["snn"]["gsops"] is None
+    found = run_costs(tmp_path / "run", tmp_path)
+    assert found["forward"].items() <= table["configurations"]["fleet"].items()
+    assert found["training"] == table["methods"][method]["training"]
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    assert run_costs(tmp_path / "run", tmp_path) == found  # counted once
+    (tmp_path / "run" / FILE).unlink()
+    with pytest.raises(BadInput, match="last checkpoint is not here"):
+        run_costs(tmp_path / "run", tmp_path)

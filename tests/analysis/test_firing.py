@@ -4,14 +4,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from spikingjelly.activation_based import functional, neuron
+from spikingjelly.activation_based import layer as jelly
 from spikingjelly.activation_based.op_counter import DispatchCounterMode, SynOpCounter
 from torch import nn
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.analysis.firing import count_synops, firing_rates
+from asfedbridge.analysis.operations import count_layers
 from asfedbridge.core.protocol import METHODS, Client, Task
 from asfedbridge.models.parts import Projector
 from asfedbridge.models.paths import path_of, use_path
+from asfedbridge.models.zoo import outline_backbone
 
 Make = Callable[..., Client]
 
@@ -32,7 +36,10 @@ def lively_client(make_client: Make, size: int, method: str = "standalone", T: i
     ("size", "method", "T"), [(16, "standalone", 3), (8, "standalone", 2), (12, "sfedhifi", 2), (16, "standalone", 1)]
 )
 def test_synaptic_operations_are_spikingjellys(make_client: Make, size: int, method: str, T: int) -> None:
-    """Integer for integer, layer for layer, with edges, strides and shortcuts; an 8x8 image ends as one pixel."""
+    """Integer for integer, layer for layer, with edges, strides and shortcuts.
+
+    An 8x8 image ends as one pixel, whose mean is 0 or 1: SpikingJelly, which looks at values, takes it for a spike.
+    """
     client = lively_client(make_client, size, method, T)
     batches = list(client.shard.test_batches(3))
     found = firing_rates(client, batches)
@@ -42,12 +49,75 @@ def test_synaptic_operations_are_spikingjellys(make_client: Make, size: int, met
             client.backbone(client.place(x))
     theirs = counter.get_counts()
     root = type(client.backbone).__name__
-    assert sum(layer.synops for layer in found.values()) == counter.get_total() > 1000
+    accidental = sum(theirs.get(f"{root}.projector", {}).values())
+    assert (accidental > 0) == (size == 8)
+    assert sum(layer.synops for layer in found.values()) == counter.get_total() - accidental > 1000
     for name, layer in found.items():
-        assert layer.synops == sum(theirs.get(f"{root}.{name}", {}).values()), name
+        if name != "projector":
+            assert layer.synops == sum(theirs.get(f"{root}.{name}", {}).values()), name
     assert sum(1 for layer in found.values() if layer.synops) > 15
-    dense = {name for name, layer in found.items() if not layer.binary}
-    assert dense == ({"stem"} if size == 8 else {"stem", "projector"})
+    assert {name for name, layer in found.items() if not layer.spiking} == {"stem", "projector"}
+
+
+def test_silence_changes_no_layers_kind(make_client: Make) -> None:
+    """A silent last stage sends zeros to the projector, and a black image zeros to the stem: both stay dense."""
+    client = lively_client(make_client, 16)
+    images = [(torch.zeros(2, 3, 16, 16), torch.zeros(2))]
+    for layer in client.backbone.stages[-1].modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.constant_(layer.bias, -100.0)
+    found = firing_rates(client, images)
+    for name in ("stem", "projector"):
+        assert (found[name].spiking, found[name].synops, sum(found[name].rates())) == (False, 0, 0.0)
+    last = found["stages.3.1.conv2"]
+    assert (last.spiking, last.synops, sum(last.rates())) == (True, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "dense"),
+    [
+        ("resnet18", {"stem", "projector"}),
+        ("resnet18-ms", {"stem", "projector", *(f"stages.{s}.0.shortcut.0" for s in (1, 2, 3))}),
+        ("vgg9", {"stem", "projector"}),  # a maximum over spikes is a spike
+    ],
+)
+def test_the_families_dense_layers(make_client: Make, model: str, dense: set[str]) -> None:
+    """Known before anything runs, and the same with numbers."""
+    task = Task(classes=4, channels=3, image_size=16, feature_dim=16)
+    client = make_client(METHODS["standalone"](), task, "snn", T=2, model=model)
+    outlined = count_layers(outline_backbone(task, client.info), task)
+    measured = firing_rates(client, [(torch.randn(2, 3, 16, 16), torch.zeros(2))])
+    assert {name for name, layer in outlined.items() if not layer.spiking} == dense
+    assert {name for name, layer in measured.items() if not layer.spiking} == dense
+
+
+class Jelly(nn.Module):
+    """A network of SpikingJelly's layers, [T, B, ...] inside: every neuron fires at every step."""
+
+    def __init__(self, T: int) -> None:
+        super().__init__()
+        self.T = T
+        convolutions = jelly.Conv2d(1, 2, 1), neuron.IFNode(), jelly.Conv2d(2, 3, 3, padding=1), jelly.Flatten()
+        self.body = nn.Sequential(*convolutions, jelly.Linear(3 * 16, 5))
+        nn.init.ones_(self.body[0].bias)
+        nn.init.zeros_(self.body[0].weight)
+        functional.set_step_mode(self, "m")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        functional.reset_net(self)
+        out: torch.Tensor = self.body(x.repeat(self.T, 1, 1, 1, 1))
+        return out
+
+
+def test_a_spikingjelly_network_by_hand(make_client: Make) -> None:
+    """Two images of 4x4 pixels at T = 3: along a side, a 3x3 kernel joins 3 * 4 - 2 pairs of pixels."""
+    client = make_client(METHODS["standalone"](), Task(classes=5, channels=1, image_size=4, feature_dim=5), "snn")
+    client.modules["backbone"] = Jelly(3)
+    first, second, last = firing_rates(client, [(torch.zeros(2, 1, 4, 4), torch.zeros(2))]).values()
+    assert (first.spiking, first.synops, first.macs) == (False, 0, 2 * 16)
+    assert (second.spiking, second.synops, second.macs) == (True, 2 * 3 * (2 * 3) * 10**2, 2 * 3 * 9 * 16)
+    assert second.sops == 3 * second.macs
+    assert (last.spiking, last.synops) == (False, 0)  # reads what the convolution leaves, real numbers
 
 
 def test_rates_are_shares_of_nonzero_inputs(make_client: Make) -> None:
@@ -67,7 +137,7 @@ def test_the_formula_overcounts_at_edges_alone(make_client: Make) -> None:
         lively_client(make_client, 16), [(torch.randn(4, 3, 16, 16), torch.zeros(4))]
     ).items():
         exact = layer.synops / 4
-        if layer.binary and "conv" in name:
+        if layer.spiking and "conv" in name:
             assert exact <= layer.sops * 1.000001
             assert exact > 0.4 * layer.sops or layer.sops == 0
 

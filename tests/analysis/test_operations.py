@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from asfedbridge.analysis.operations import Layer, count_layers, make_counter, profile
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.models.neuron import Spiking
 from asfedbridge.models.zoo import outline_backbone, outline_bridge
 
 TASK = Task(classes=5, channels=2, image_size=16, feature_dim=8)
@@ -15,14 +16,15 @@ TASK = Task(classes=5, channels=2, image_size=16, feature_dim=8)
 
 @pytest.mark.parametrize("kind", ["ann", "snn"])
 def test_layers_add_up_to_torchs_count(kind: str) -> None:
-    network = outline_backbone(TASK, ClientInfo(0, kind, "resnet18", 0.25, 3 if kind == "snn" else 1))  # type: ignore[arg-type]
+    steps = 3 if kind == "snn" else 1
+    network = outline_backbone(TASK, ClientInfo(0, kind, "resnet18", 0.25, steps))  # type: ignore[arg-type]
     layers = count_layers(network, TASK)
     with make_counter() as counter, torch.no_grad():
         network(torch.empty(1, 2, 16, 16, device="meta"))
     assert 2 * sum(layer.macs * layer.steps for layer in layers.values()) == counter.get_total_flops()
-    assert layers["stem"] == Layer(16 * 16 * 16 * 2 * 9, 1, True)  # a static image needs it once
-    assert layers["stages.1.0.shortcut.0"] == Layer(8 * 8 * 32 * 16, 1 if kind == "ann" else 3, True)
-    assert layers["classifier"] == Layer(8 * 5, 1 if kind == "ann" else 3, False)
+    assert layers["stem"] == Layer(16 * 16 * 16 * 2 * 9, 1, True, False)  # a static image needs it once
+    assert layers["stages.1.0.shortcut.0"] == Layer(8 * 8 * 32 * 16, steps, True, kind == "snn")
+    assert layers["classifier"] == Layer(8 * 5, steps, False, kind == "snn")
 
 
 def test_a_profile_is_two_products_backward_for_each_forward() -> None:
@@ -67,3 +69,32 @@ def test_width_of_the_shared_feature_is_seen() -> None:
     wide = dataclasses.replace(TASK, feature_dim=16)
     narrow, wider = (count_layers(outline_bridge(task, 0.5, "batch"), task)["head"].macs for task in (TASK, wide))
     assert wider == 2 * narrow
+
+
+def test_two_of_three_products_of_a_layer_are_driven_by_spikes() -> None:
+    """By hand, two images at T = 3: the forward product and the weight's gradient; the input's gradient is dense."""
+    steps, batch = 3, 2
+    stem, conv, head = 2 * 4 * 9 * 16**2, 4 * 5 * 9 * 16**2, 5 * 16**2 * 6  # multiply-accumulates
+    with torch.device("meta"):
+        network = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1),  # reads the image: dense, and its input has no gradient
+            Repeat(steps),
+            Spiking(steps, Neuron()),
+            nn.Conv2d(4, 5, 3, padding=1),  # reads spikes
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(5 * 16**2, 6),  # reads real numbers
+        )
+    found = profile(network, TASK, batch)
+    assert found.spiking == 2 * batch * steps * conv
+    assert found.forward - found.spiking == 2 * batch * (stem + steps * head)
+    assert found.backward - found.spiking == 2 * batch * (stem + steps * (conv + 2 * head))
+
+
+class Repeat(nn.Module):
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x] * self.steps)

@@ -1,16 +1,31 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Method, Optimiser, Output, Round, Task, register
+from asfedbridge.core.protocol import (
+    METHODS,
+    Client,
+    ClientInfo,
+    Method,
+    Optimiser,
+    Output,
+    Round,
+    ShortBatch,
+    Task,
+    register,
+)
+from asfedbridge.data.loader import Shard
 
 
 class NoData:
     train_size = 0
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, batch_size: int, generator: torch.Generator, short_batch: ShortBatch = "merge"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(())
 
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -79,6 +94,15 @@ def test_states_are_copies_both_ways() -> None:
     for tensor in state.values():
         tensor.fill_(7)
     assert all((tensor == 5).all() for tensor in client.state_dict().values())
+
+
+@pytest.mark.parametrize(("short_batch", "sizes"), [("merge", [4, 5]), ("keep", [4, 4, 1])])
+def test_batches_are_those_of_the_task(short_batch: ShortBatch, sizes: list[int]) -> None:
+    x, y = torch.zeros(9, 2, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
+    client = make_client()
+    client.task = replace(client.task, batch_size=4, short_batch=short_batch)
+    client.shard = Shard(x, y, x, y, [0.0] * 2, [1.0] * 2, "none")
+    assert [len(y) for _, y in client.batches(torch.Generator())] == sizes
 
 
 def test_what_rounding_left_over_is_private_state() -> None:

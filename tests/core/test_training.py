@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core import training
 from asfedbridge.core.errors import Diverged
-from asfedbridge.core.protocol import Client, ClientInfo, Kind, Optimiser, Output, Round, Task
+from asfedbridge.core.protocol import Client, ClientInfo, Kind, Optimiser, Output, Round, ShortBatch, Task
 from asfedbridge.core.seeds import generator
 
 LR, DECAY, MOMENTUM = 0.1, 0.3, 0.9
@@ -25,7 +25,9 @@ class Points:
     x = torch.randn(5, 3, 1, 1, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 1, 1, 0, 1])
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, batch_size: int, generator: torch.Generator, short_batch: ShortBatch = "merge"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         for part in torch.randperm(5, generator=generator).split(batch_size):
             yield self.x[part], self.y[part]
 
@@ -88,6 +90,37 @@ def test_momentum_goes_on_in_the_next_round() -> None:
     for rnd in rounds:
         fit(client, rnd, epochs=1)
     torch.testing.assert_close(client.backbone.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped_module_by_module() -> None:
+    """One step without momentum and decay: w <- w - lr g min(1, limit / |g|), |g| over all tensors of the module."""
+    client = make_client(batch_size=5, optimiser=Optimiser(momentum=0.0, clip=0.5))
+    client.add("large", nn.Linear(2, 2))
+    client.add("small", nn.Linear(2, 2))
+
+    def loss(modules: dict[str, nn.Module], x: Tensor, y: Tensor) -> Tensor:
+        z = modules["backbone"](x)
+        return F.cross_entropy(100 * modules["large"](z) + 0.01 * modules["small"](z) + z, y)
+
+    before = {name: copy.deepcopy(module) for name, module in client.modules.items()}
+    loss(before, Points.x, Points.y).backward()
+    steps = {name: training.Step(LR, 0.0) for name in client.modules}
+    training.fit(client, ROUND, "local", steps, lambda x, y: {"ce": loss(client.modules, x, y)}, epochs=1)
+    norms = {}
+    for name, old in before.items():
+        gradients = [p.grad for p in old.parameters()]
+        norms[name] = math.sqrt(sum(g.square().sum().item() for g in gradients))
+        for p, new in zip(old.parameters(), client.modules[name].parameters(), strict=True):
+            torch.testing.assert_close(new, p - LR * p.grad * min(1.0, 0.5 / norms[name]), rtol=1e-4, atol=1e-6)
+    assert norms["small"] < 0.5 < norms["large"]
+
+
+def test_a_limit_that_no_gradient_reaches_changes_no_bit() -> None:
+    clients = [make_client(optimiser=Optimiser(momentum=MOMENTUM, clip=clip)) for clip in (0.0, 1e6)]
+    for client in clients:
+        fit(client)
+    states = [client.state_dict() for client in clients]
+    assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
 
 
 def test_a_restored_client_goes_on_exactly_where_it_was() -> None:

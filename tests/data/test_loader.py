@@ -69,7 +69,7 @@ def test_an_epoch_equals_the_plain_reference(augment: str) -> None:
         flips = torch.rand(23, generator=draws) < 0.5
         assert 0 < flips.sum() < 23
         expected = [flip_one(x) if flips[i] else x for i, x in enumerate(expected)]
-    batches = list(shard.batches(10, seeded(3)))
+    batches = list(shard.batches(10, seeded(3), "keep"))
     assert [len(y) for _, y in batches] == [10, 10, 3]
     torch.testing.assert_close(torch.cat([x for x, _ in batches]), torch.stack([normalise(x) for x in expected]))
     assert torch.equal(torch.cat([y for _, y in batches]), order)
@@ -133,8 +133,35 @@ def test_plain_batches_are_in_order() -> None:
         assert len(pairs[0][1]) == min(9, len(whole))
 
 
-def test_a_small_shard_gives_one_short_batch() -> None:
-    assert [x.shape[0] for x, _ in make_shard(count=11).batches(256, seeded())] == [11]
+@pytest.mark.parametrize(
+    ("count", "batch_size", "merged", "kept"),
+    [
+        (0, 4, [], []),
+        (1, 4, [1], [1]),
+        (3, 8, [3], [3]),
+        (11, 256, [11], [11]),
+        (3, 1, [1, 1, 1], [1, 1, 1]),
+        (5, 2, [2, 2, 1], [2, 2, 1]),  # one of two is half
+        (7, 3, [3, 4], [3, 3, 1]),
+        (24, 8, [8, 8, 8], [8, 8, 8]),
+        (25, 8, [8, 8, 9], [8, 8, 8, 1]),
+        (26, 8, [8, 8, 10], [8, 8, 8, 2]),
+        (27, 8, [8, 8, 11], [8, 8, 8, 3]),
+        (28, 8, [8, 8, 8, 4], [8, 8, 8, 4]),
+        (31, 8, [8, 8, 8, 7], [8, 8, 8, 7]),
+        (9, 8, [9], [8, 1]),
+    ],
+)
+def test_a_short_last_batch_is_merged_or_kept(count: int, batch_size: int, merged: list[int], kept: list[int]) -> None:
+    shard = make_shard(count=count, augment="none", size=8)
+    epochs = []
+    for short_batch, sizes in (("merge", merged), ("keep", kept)):
+        batches = list(shard.batches(batch_size, seeded(), short_batch))
+        assert [len(y) for _, y in batches] == [len(x) for x, _ in batches] == sizes
+        epochs.append([i for _, y in batches for i in y.tolist()])
+    assert sorted(epochs[0]) == list(range(count)), "every example once"
+    assert epochs[0] == epochs[1], "in the same order"
+    assert [len(y) for _, y in shard.train_batches_plain(batch_size)] == kept
 
 
 @pytest.mark.parametrize(("size", "pad"), [(8, 1), (32, 4), (64, 8)])

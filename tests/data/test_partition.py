@@ -168,16 +168,22 @@ def test_pooling_gives_everything_to_each() -> None:
 
 
 def test_a_probe_is_the_same_whoever_holds_its_examples() -> None:
-    first = probe(iid(Y_TRAIN, Y_TEST, 7, 0), 50, seed=5)
+    first = probe(iid(Y_TRAIN, Y_TEST, 7, 0), Y_TEST, 50, seed=5)
     assert [len(first.train[0]), len(first.test[0]), len(first.test)] == [0, 50, 1]
     assert (np.diff(first.test[0]) > 0).all()
-    assert len(np.unique(Y_TEST[first.test[0]])) == 10, "spread over the test set, not its first examples"
+    assert np.bincount(Y_TEST[first.test[0]]).tolist() == [5] * 10
     skewed = dirichlet(Y_TRAIN, Y_TEST, 4, 0.3, 1)
     for other in (iid(Y_TRAIN, Y_TEST, 3, 9), skewed, pool(skewed, 2)):
-        assert probe(other, 50, seed=5).digest == first.digest
-    assert np.array_equal(probe(skewed, 1000, seed=5).test[0], np.arange(len(Y_TEST)))
+        assert probe(other, Y_TEST, 50, seed=5).digest == first.digest
+    assert np.array_equal(probe(skewed, Y_TEST, 1000, seed=5).test[0], np.arange(len(Y_TEST)))
+
+
+def test_a_probe_is_balanced_as_far_as_there_are_examples() -> None:
+    rare = np.repeat([0, 1, 2], [40, 3, 40])
+    chosen = probe(iid(Y_TRAIN, rare, 2, 0), rare, 20, seed=5).test[0]
+    assert sorted(np.bincount(rare[chosen])) == [3, 8, 9]
 
 
 def test_a_probe_of_held_out_examples_shows_no_other() -> None:
     partition = hold_out(iid(Y_TRAIN, Y_TEST, 5, 0), 0.2, seed=3)
-    assert set(probe(partition, 60, seed=5).test[0]) < set(np.concatenate(partition.test))
+    assert set(probe(partition, Y_TRAIN, 60, seed=5).test[0]) < set(np.concatenate(partition.test))

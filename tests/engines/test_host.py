@@ -12,7 +12,7 @@ import torch
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round
+from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round
 from asfedbridge.engines import checkpoint, client, files, host
 from asfedbridge.engines.host import state_name
 from asfedbridge.engines.local import LocalEngine
@@ -172,13 +172,13 @@ def test_a_client_that_comes_back_is_not_evaluated_again(
     six: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls: list[int] = []
-    original = client.evaluate
+    original = client.answer
 
-    def counted(who: Client, predict: Any) -> dict[str, float]:
+    def counted(who: Client, *given: Any) -> Answers:
         calls.append(who.info.id)
-        return original(who, predict)
+        return original(who, *given)
 
-    monkeypatch.setattr(client, "evaluate", counted)
+    monkeypatch.setattr(client, "answer", counted)
     engine = engine_of(six, Standalone(), at_work=1, folder=tmp_path)
     for index in range(2):
         for i in (0, 1):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asfedbridge.core import payload
 from asfedbridge.core.payload import GuardError, Payload
-from asfedbridge.core.protocol import Client, Method, Round, Upload
+from asfedbridge.core.protocol import Answers, Client, Method, Round, Upload
 from asfedbridge.engines import client as turns
 from asfedbridge.engines.client import build_client, evaluate, take_turn
 from asfedbridge.methods.as_fedbridge import ASFedBridge
@@ -24,13 +24,13 @@ from asfedbridge.models.zoo import build_backbone
 def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with every pass over a test shard."""
     calls: list[int] = []
-    original = turns.evaluate
+    original = turns.answer
 
-    def counted(client: Client, predict: Any) -> dict[str, float]:
+    def counted(client: Client, *given: Any) -> Answers:
         calls.append(client.info.id)
-        return original(client, predict)
+        return original(client, *given)
 
-    monkeypatch.setattr(turns, "evaluate", counted)
+    monkeypatch.setattr(turns, "answer", counted)
     return calls
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from asfedbridge import cli
+from asfedbridge.analysis.pairs import MAX_OF_A_KIND, choose_clients
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.protocol import METHODS, Point
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.client import evaluate
 from asfedbridge.experiments.analyse import analyse
-from asfedbridge.experiments.portraits import MOST_OF_A_KIND, choose_clients, rebuild
+from asfedbridge.experiments.portraits import rebuild
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import execute, prepare
 from asfedbridge.experiments.spec import Spec, apply_overrides
@@ -203,6 +204,37 @@ def test_correlations_are_over_the_runs_of_a_data_set(analysed: dict[str, Any]) 
     assert found["r"] == pytest.approx(float(torch.corrcoef(torch.tensor([x, y], dtype=torch.float64))[0, 1]))
 
 
+# Both points of every run
+
+
+@pytest.mark.parametrize("method", MAIN)
+def test_final_clients_can_be_taken_at_either_point(
+    method: str, analysed: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    """The last checkpoint has both; accuracies are those that the run recorded at the point."""
+    shutil.copytree(runs / method, tmp_path / "run")
+    before = (tmp_path / "run" / "analysis.json").read_bytes()
+    default = next(run for run in analysed["runs"] if run["method"] == method)
+    other: Point = "trained" if default["point"] == "received" else "received"
+    (found,) = analyse([tmp_path / "run"], tmp_path, quiet, other)["runs"]
+    assert (found["point"], found["reproduced"]) == (other, True)
+    assert (tmp_path / "run" / "analysis.json").read_bytes() == before
+    assert json.loads((tmp_path / "run" / f"analysis-{other}.json").read_text())["point"] == other
+    if method == "fedavg":
+        assert found["cka"] == default["by_round"][-1]["cka"] != default["cka"]
+        assert [c["reported"] for c in found["clients"]] != [c["reported"] for c in default["clients"]]
+    else:  # what the server sends does not touch the backbone
+        assert (found["cka"], found["gradients"]) == (default["cka"], default["gradients"])
+    assert found["reported"] == default["reported"]
+
+
+def test_a_run_whose_clients_are_on_nodes_is_refused(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "standalone", tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary | {"engine": "flower"}))
+    assert "a run of engine flower, whose clients are on their nodes" in one_line(tmp_path / "run")
+
+
 # The same bits; nothing harmed
 
 
@@ -284,7 +316,7 @@ def test_widths_that_differ_are_compared_where_shapes_agree(tmp_path: Path) -> N
 def test_of_a_large_fleet_some_of_each_kind(tmp_path: Path) -> None:
     setting = prepare(make_spec(fleet="30*resnet18@0.1:ann,3*resnet18@0.1:snn", train_per_class=50), tmp_path)
     chosen = choose_clients(setting.clients)
-    assert [c.id for c in chosen] == [*range(MOST_OF_A_KIND), 30, 31, 32]
+    assert [c.id for c in chosen] == [*range(MAX_OF_A_KIND), 30, 31, 32]
 
 
 # What cannot be analysed
@@ -327,6 +359,8 @@ def test_the_command_prints_tables_or_json(analysed: dict[str, Any], runs: Path,
     assert [run["method"] for run in json.loads(out)["runs"]] == ["fedavg"]
     assert "CKA cross" in err
     assert "client 3" in err
+    assert cli.main(["analyze", str(runs / "fedavg"), "--point", "trained"]) == 0
+    assert f"written: {runs / 'fedavg' / 'analysis-trained.json'}" in capsys.readouterr().out
     assert cli.main(["analyze", str(runs)]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)

@@ -20,12 +20,12 @@ from asfedbridge.experiments.run import prepare
 
 NAMES = [
     *("motivation", "main", "iid", "moderate", "scale", "architecture", "composition", "necessity", "lowbit"),
-    *("ablation", "bridge-width", "cka", "gradients", "mmd", "rates"),
+    *("ablation", "bridge-width", "cka", "gradients", "mmd", "rates", "communication"),
 ]
 
 
 def test_every_experiment_has_a_name_a_title_and_a_claim() -> None:
-    assert set(EXPERIMENTS) == {*NAMES, "communication", "computation"}
+    assert set(EXPERIMENTS) == {*NAMES, "computation"}
     for name, experiment in EXPERIMENTS.items():
         assert experiment.name == name
         assert experiment.title

@@ -3,6 +3,7 @@
 import pytest
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.experiments.fleet import FLEETS, FORM, MOST_CLIENTS, name_fleet, parse_fleet
 
 
@@ -48,32 +49,45 @@ def test_bits_are_part_of_shape_and_label() -> None:
     assert (binary.label, binary.full_kind) == ("client 2 (resnet18@1:bnn)", "bnn")
 
 
+def at(width: float, fleet: str = "resnet18@{w}:ann,resnet18@{w}:snn") -> list[ClientInfo]:
+    """A recipe's fleet."""
+    return parse_fleet(fleet.format(w=width), 4)
+
+
 @pytest.mark.parametrize("name", FLEETS)
 @pytest.mark.parametrize("width", [1.0, 0.25])
 def test_named_fleets_are_ten_clients_at_any_width(name: str, width: float) -> None:
-    clients = parse_fleet(name_fleet(name, width), 4)
+    clients = parse_fleet(name_fleet(name, at(width)), 4)
     assert len(clients) == 10
     assert max(c.width for c in clients) == width
-    assert clients == parse_fleet(name_fleet(f"{name}@{width}", 0.5), 4)
+    assert clients == parse_fleet(name_fleet(f"{name}@{width}", at(0.5)), 4)
 
 
 def test_named_fleets_are_the_papers() -> None:
-    assert name_fleet("scale", 0.5) == ",".join(
+    assert name_fleet("scale", at(0.5)) == ",".join(
         f"resnet18{width}:{kind}" for kind in ("ann", "snn") for width in ("@0.125", "@0.25", "@0.5", "@0.125", "@0.25")
     )
-    assert name_fleet("scale", 1.0).startswith("resnet18@0.25:ann,resnet18@0.5:ann,resnet18:ann,resnet18@0.25:ann,")
-    models = [entry.partition(":")[0] for entry in name_fleet("architecture", 1.0).split(",")]
+    assert name_fleet("scale", at(1.0)).startswith("resnet18@0.25:ann,resnet18@0.5:ann,resnet18:ann,resnet18@0.25:ann,")
+    models = [entry.partition(":")[0] for entry in name_fleet("architecture", at(1.0)).split(",")]
     assert models == ["resnet18", "vgg11", "vgg9", "resnet18", "mobilenet"] * 2
-    assert name_fleet("3+7", 0.125) == "3*resnet18@0.125:ann,7*resnet18@0.125:snn"
-    assert name_fleet("ann+qnn8", 1.0) == "5*resnet18:ann,5*resnet18:qnn:b=8"
+    assert name_fleet("3+7", at(0.125)) == "3*resnet18@0.125:ann,7*resnet18@0.125:snn"
+    assert name_fleet("ann+qnn8", at(1.0)) == "5*resnet18:ann,5*resnet18:qnn:b=8"
     assert {f"{n}+{10 - n}" for n in range(1, 10)} | {"ann", "snn", "bnn", "qnn2", "qnn4", "qnn8"} <= set(FLEETS)
-    assert name_fleet("resnet18:ann", 0.5) == "resnet18:ann"
+    assert name_fleet("resnet18:ann", at(0.5)) == "resnet18:ann"
+
+
+def test_named_fleets_take_the_families_of_the_recipe() -> None:
+    base = at(0.125, "vgg9@{w}:ann,resnet18-ms@{w}:snn")
+    assert name_fleet("3+7", base) == "3*vgg9@0.125:ann,7*resnet18-ms@0.125:snn"
+    assert name_fleet("ann+bnn", base) == "5*vgg9@0.125:ann,5*vgg9@0.125:bnn"  # no binary one there: the first family
+    assert name_fleet("scale@0.25", base).startswith("vgg9@0.0625:ann,vgg9@0.125:ann,vgg9@0.25:ann,")
+    assert "mobilenet@0.125:snn" in name_fleet("architecture", base)
 
 
 @pytest.mark.parametrize("text", ["scale@", "scale@wide", "scale@5", "3+7@0"])
 def test_a_named_fleets_width_is_checked(text: str) -> None:
     with pytest.raises(BadInput, match=f"fleet '{text}': width".replace("+", r"\+")):
-        name_fleet(text, 1.0)
+        name_fleet(text, at(1.0))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,16 @@ import pytest
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS
-from asfedbridge.experiments.recipes import RECIPES, quickstart
-from asfedbridge.experiments.spec import LATER, RANGES, Spec, apply_overrides, from_table, known_keys, to_table
+from asfedbridge.experiments.recipes import RECIPES, paper, quickstart
+from asfedbridge.experiments.spec import (
+    LATER,
+    RANGES,
+    Spec,
+    apply_overrides,
+    from_table,
+    known_keys,
+    to_table,
+)
 from asfedbridge.experiments.toml import parse_assignment, parse_value, read_toml, write_toml
 
 RUNS = [(recipe, method) for recipe in RECIPES for method in sorted(METHODS)]
@@ -329,21 +337,34 @@ def test_the_digest_is_of_results() -> None:
     assert len({RECIPES[r](m).digest() for r, m in RUNS}) == len(RUNS)
 
 
+# A run from before the fields of LATER, and for each of them another value; some are of one method alone.
+OLD = dataclasses.replace(paper("fedavg"), short_batch="keep")
+CHANGED = {
+    "frames_by": "time",
+    "skip_damaged": True,
+    "quantiser": "dorefa",
+    "evaluate_every": 2,
+    "diagnose_every": 2,
+    "compress": "fp16",
+    "start": "by-kind",
+    "twin_rounds": 1,
+    "short_batch": "merge",
+    "optimiser.clip": 1.0,
+    "method.aggregation": "median",
+    "method.trim": 0.2,
+    "method.clip_update": 1.0,
+    "method.noise": 1.0,
+    "method.noise_source": "seed",
+    "method.delta": 1e-6,
+}
+OLD_BRIDGE = apply_overrides(paper("as-fedbridge"), {"method.direction": "ann-to-snn", "method.receivers": "frozen"})
+CHANGED_BRIDGE = {"method.gate": "right", "method.fused_holdout": 0.1, "method.receivers": "adapt"}
+
+
 def test_fields_that_came_later_leave_old_digests_alone() -> None:
     """A run that was made before them can be resumed."""
-    assert quickstart("fedavg").digest() == "53fd1c0962fb642e78963578fb2ba10a935458fb0ce73ba8ca1d91cdf89937c4"
-    changed = {
-        "frames_by": "time",
-        "skip_damaged": True,
-        "quantiser": "dorefa",
-        "evaluate_every": 2,
-        "compress": "fp16",
-        "method.aggregation": "median",
-        "method.trim": 0.2,
-        "method.clip_update": 1.0,
-        "method.noise": 1.0,
-        "method.noise_source": "seed",
-        "method.delta": 1e-6,
-    }
-    assert len({apply_overrides(quickstart("fedavg"), {k: v}).digest() for k, v in changed.items()}) == len(changed)
-    assert LATER.keys() == changed.keys()
+    assert OLD.digest() == "397220f58bcbbfce47ab974fea911b67cb259a071d3976d3f79ecc39e9fe7fcc"
+    for old, changed in ((OLD, CHANGED), (OLD_BRIDGE, CHANGED_BRIDGE)):
+        others = {apply_overrides(old, {key: value}).digest() for key, value in changed.items()}
+        assert len(others - {old.digest()}) == len(changed)
+    assert LATER.keys() == CHANGED.keys() | CHANGED_BRIDGE.keys()

@@ -49,6 +49,28 @@ def test_a_new_folder_is_complete_from_the_start(tmp_path: Path) -> None:
     assert read_summary(folder.path) is None
 
 
+def test_a_run_from_before_a_field_was_added_is_read_as_it_was_made(tmp_path: Path) -> None:
+    kept = replace(SPEC, short_batch="keep")
+    RunFolder(tmp_path, kept, resume=False).hand_over()
+    file = tmp_path / "spec.toml"
+    lines = [line for line in file.read_text().splitlines() if line.split(" =")[0] not in ("short_batch", "clip")]
+    file.write_text("\n".join(lines))
+    clipped = apply_overrides(SPEC, {"optimiser.clip": 1.0})
+    assert read_spec(tmp_path, quickstart()) == read_spec(tmp_path, clipped) == kept
+    assert 'short_batch = "merge"' in refused(tmp_path, SPEC, resume=True)
+    RunFolder(tmp_path, kept, resume=True)
+
+
+def test_a_run_from_before_a_field_is_read_as_it_was_run(tmp_path: Path) -> None:
+    frozen = apply_overrides(SPEC, {"method.direction": "ann-to-snn", "method.receivers": "frozen"})
+    RunFolder(tmp_path, frozen, resume=False)
+    file = tmp_path / "spec.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(("receivers", "compress"))))
+    for base in (SPEC, quickstart("fedavg"), apply_overrides(frozen, {"compress": "int8"})):
+        assert read_spec(tmp_path, base) == frozen
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
     assert (tmp_path / "spec.toml").is_file()

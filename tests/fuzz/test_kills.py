@@ -26,8 +26,8 @@ TINY = [
     "method.bridge_width=0.34", "compress=int8",
 ]  # fmt: skip
 ENGINES = {
-    "local": ["snapshot_every=2"],
-    "pool": ["snapshot_every=2", "--engine", "pool", "--workers", "2"],
+    "local": ["snapshot_every=2", "diagnose_every=2"],
+    "pool": ["snapshot_every=2", "diagnose_every=2", "--engine", "pool", "--workers", "2"],
     "flower": ["--engine", "flower"],
 }
 LONG = {"local": 80, "local, at changes of files": 40, "pool": 60, "flower": 20}

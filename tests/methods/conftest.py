@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Kind, Method, Round, Task, Upload
+from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Kind, Method, Optimiser, Round, Task, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.client import build_client, take_turn
 
@@ -38,6 +38,11 @@ class Lab:
     def one_batch(self, **changes: Any) -> Task:
         """The task with all examples of a client in one batch: what is reported is the loss before any step."""
         return replace(self.task, batch_size=64, **changes)
+
+    def gentle(self, **changes: Any) -> Task:
+        """The task at low learning rates: at the usual ones, batches of two to four random images can make weights
+        explode, and how far depends on the instructions of the processor."""
+        return replace(self.task, optimiser=Optimiser(lr_ann=1e-3, lr_snn=1e-3), **changes)
 
     def turn(self, method: Method, client: Client, rnd: Round | None = None) -> Upload:
         rnd = rnd or Round(0, client.task.rounds)

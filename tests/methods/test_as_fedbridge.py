@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,9 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.core import payload, seeds
+from asfedbridge.core import losses, payload, seeds
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ClientInfo, Kind, Optimiser, Round, Task, Upload
-from asfedbridge.methods.as_fedbridge import ASFedBridge
+from asfedbridge.engines.client import build_client
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import federate
+from asfedbridge.experiments.recipes import quickstart
+from asfedbridge.experiments.run import prepare
+from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.methods.as_fedbridge import ASFedBridge, choose
 from asfedbridge.models.zoo import bridge_of
 
 KINDS: list[Kind] = ["ann", "snn"]
@@ -131,6 +139,7 @@ def test_the_body_of_the_paper_is_about_4_mb(lab: Any) -> None:
         ({"personal_head": False}, set(), set()),
         ({"direction": "ann-to-snn"}, {"extract.kd"}, INJECT | PORTS),
         ({"direction": "snn-to-ann"}, INJECT, {"extract.kd"}),
+        ({"direction": "snn-to-ann", "receivers": "frozen"}, INJECT, {"extract.kd"}),
     ],
     ids=lambda value: str(sorted(value)),  # a set has another order in another process
 )
@@ -144,14 +153,83 @@ def test_a_switch_removes_exactly_its_terms(
         assert bool(up.payload) == (not loses >= INJECT)
 
 
-@pytest.mark.parametrize("direction", ["ann-to-snn", "snn-to-ann"])
-def test_who_does_not_inject_keeps_its_bridge_as_received(lab: Any, to_bytes: Bytes, direction: str) -> None:
-    method = lab.method("as-fedbridge", direction=direction)
-    client = lab.client(method, "snn" if direction == "ann-to-snn" else "ann")
+RECEIVERS = [("ann-to-snn", "snn"), ("snn-to-ann", "ann")]  # and who receives
+
+
+@pytest.mark.parametrize(("direction", "kind"), RECEIVERS)
+def test_a_frozen_receiver_only_extracts(lab: Any, to_bytes: Bytes, direction: str, kind: Kind) -> None:
+    method = lab.method("as-fedbridge", direction=direction, receivers="frozen")
+    client, twin = lab.client(method, kind), lab.client(method, kind)
     before = to_bytes(bridge_of(client))
     assert lab.turn(method, client).payload == {} == method.uploads(client.task, client.info)
-    assert to_bytes(bridge_of(client)) == before
     assert method.downloads(client.task, client.info)
+    assert to_bytes(bridge_of(client)) == before
+    method.extract(twin, FIRST)
+    assert to_bytes(client.backbone) == to_bytes(twin.backbone)
+    assert client.momentum.keys() == {"backbone"}
+
+
+@pytest.mark.parametrize("personal", [True, False])
+@pytest.mark.parametrize(("direction", "kind"), RECEIVERS)
+def test_a_receiver_adapts_what_is_private(
+    lab: Any, to_bytes: Bytes, direction: str, kind: Kind, personal: bool
+) -> None:
+    """Head and BatchNorm statistics change; the trainable tensors of the body, and a shared head, do not."""
+    method = lab.method("as-fedbridge", direction=direction, personal_head=personal)
+    frozen = lab.method("as-fedbridge", direction=direction, personal_head=personal, receivers="frozen")
+    client, twin = lab.client(method, kind), lab.client(frozen, kind)
+    before = to_bytes(bridge_of(client))
+    up = lab.turn(method, client)
+    assert up.payload == {} == method.uploads(client.task, client.info)
+    after = to_bytes(bridge_of(client))
+    learnt = {"head.weight", "head.bias"} if personal else set()
+    assert {name for name, _ in bridge_of(client).named_parameters() if after[name] != before[name]} == learnt
+    assert all(after[n] != before[n] for n, _ in bridge_of(client).named_buffers())
+    assert client.momentum.get("bridge", {}).keys() == learnt
+    assert ({"adapt.kd", "adapt.ce"} <= up.metrics.keys()) == personal
+    lab.turn(frozen, twin)
+    assert to_bytes(client.backbone) == to_bytes(twin.backbone)  # until the next extraction
+
+
+def test_a_receiver_without_a_private_part_has_nothing_to_adapt(lab: Any, to_bytes: Bytes) -> None:
+    for change in ({"bn_buffers": "averaged"}, {"bridge_norm": "group"}):
+        method = lab.method("as-fedbridge", direction="snn-to-ann", personal_head=False, **change)
+        client = lab.client(method)
+        before = to_bytes(bridge_of(client))
+        lab.turn(method, client)
+        assert to_bytes(bridge_of(client)) == before
+
+
+DIGITS = {
+    "fleet": "1*resnet18@0.0625:ann,1*resnet18@0.0625:snn",
+    "T": 1,
+    "train_per_class": 12,
+    "test_per_class": 2,
+    "feature_dim": 64,
+    "partition": "iid",
+    "rounds": 3,
+    "evaluate_every": 3,
+    "method.direction": "ann-to-snn",
+    "method.injection_epochs": 6,
+}
+
+
+def test_a_receivers_teacher_knows_digits(tmp_path: Path) -> None:
+    """Ten classes, on the receiver's training images, after the closing visit; a frozen one stays at chance."""
+    spec = apply_overrides(quickstart(), DIGITS)
+    setting = prepare(spec, tmp_path)
+    engine = LocalEngine(spec.method, setting.task, setting.clients, setting.shards)
+    state = federate(spec.method, setting.task, engine, lambda *_: None)
+    info = setting.clients[1]
+    client = build_client(spec.method, setting.task, info, setting.shards[info.id])
+    client.load_state_dict(engine.client_state(info.id))
+    body = dict(bridge_of(client).body.named_parameters())
+    assert all(torch.equal(body[name], t) for name, t in state.items())
+    right = 0
+    with torch.no_grad():
+        for x, y in client.shard.train_batches_plain(64):
+            right += int((bridge_of(client).eval()(client.place(x)).argmax(dim=1) == y).sum())
+    assert right > 0.5 * info.train_size
 
 
 # the losses, by the paper's formulas
@@ -325,3 +403,76 @@ def test_defaults_are_the_papers_table() -> None:
     assert (method.pspr_threshold, method.pspr_spread) == (0.5, 1.0)
     assert (method.pspr_deviation, method.pspr_variance_weight) == (0.05, 1.0)
     assert (method.bridge_lr, method.injection_epochs, method.bridge_width) == (0.004, 1, 1.0)
+
+
+# gated distillation
+
+
+def test_the_gates_by_hand() -> None:
+    """Labels 0: the teacher is right and surer; right and less sure; wrong, and yet surer than the student."""
+    student = torch.tensor([[1.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    teacher = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
+    y = torch.zeros(3, dtype=torch.long)
+    assert choose("none", student, teacher, y) is None
+    assert choose("right", student, teacher, y).tolist() == [True, True, False]  # type: ignore[union-attr]
+    assert choose("confident", student, teacher, y).tolist() == [True, False, True]  # type: ignore[union-attr]
+
+
+def test_a_gate_takes_examples_out_of_the_loss() -> None:
+    student = torch.randn(4, 3, requires_grad=True)
+    teacher = torch.randn(4, 3)
+    chosen = torch.tensor([True, False, True, False])
+    gated = losses.distillation(student, teacher, 2.0, chosen)
+    torch.testing.assert_close(2 * gated, losses.distillation(student[chosen], teacher[chosen], 2.0))
+    gated.backward()
+    assert student.grad is not None
+    assert student.grad[~chosen].abs().max() == 0
+    torch.testing.assert_close(
+        losses.distillation(student, teacher, 2.0, torch.ones(4)), losses.distillation(student, teacher, 2.0)
+    )
+
+
+def test_a_closed_gate_leaves_the_labels_alone(lab: Any) -> None:
+    """A teacher that is never right teaches nothing: the backbone is that of weight zero."""
+    states = []
+    for changes in ({"gate": "right", "alpha_kd_ann": (2.0, 2.0)}, {"alpha_kd_ann": (0.0, 0.0)}):
+        method = lab.method("as-fedbridge", **changes)
+        client = lab.client(method)
+        with torch.no_grad():
+            client.modules["bridge"].head.weight.zero_()
+            client.modules["bridge"].head.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 9.0]))
+        client.shard.y_train.clamp_(max=2)  # never class 3
+        lab.turn(method, client)
+        states.append({k: t for k, t in client.state_dict().items() if k.startswith("module/backbone")})
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+# fused prediction
+
+
+def test_the_fused_prediction_is_of_backbone_and_bridge(lab: Any) -> None:
+    method = lab.method("as-fedbridge")
+    client = lab.client(method)
+    metrics = lab.turn(method, client).metrics
+    x, y = next(client.shard.test_batches(64))
+    with torch.inference_mode():
+        mean = client.backbone(x).logits.softmax(1) + client.modules["bridge"](x).softmax(1)
+    right = 100 * (mean.argmax(dim=1) == y).float().mean().item()
+    assert metrics["trained.fused_accuracy"] == pytest.approx(right)
+    assert metrics["trained.fused_weight"] == 0.5
+
+
+def test_images_that_weigh_the_fusion_do_not_train(lab: Any) -> None:
+    method = lab.method("as-fedbridge", fused_holdout=0.3)
+    client, again = lab.client(method), lab.client(method)
+    assert (client.shard.train_size, client.held_out.test_size) == (7, 3)
+    assert torch.equal(client.held_out.x_test, again.held_out.x_test)
+    rows = {bytes(image.numpy()) for image in [*client.shard.x_train, *client.held_out.x_test]}
+    assert len(rows) == 10
+    metrics = lab.turn(method, client).metrics
+    assert 0 <= metrics["trained.fused_weight"] <= 1
+
+
+def test_a_holdout_of_everything_is_refused(lab: Any) -> None:
+    with pytest.raises(BadInput, match=r"^method.fused_holdout=1.0 leaves nothing to train on; use less than 1$"):
+        lab.method("as-fedbridge", fused_holdout=1.0).check(lab.task, [lab.info()])

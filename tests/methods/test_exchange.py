@@ -1,5 +1,6 @@
 """What crosses the boundary of a client, for every registered method."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.payload import Payload, Shapes, clone
 from asfedbridge.core.protocol import METHODS, Round
 from asfedbridge.engines.client import take_turn
+from asfedbridge.models.zoo import build_backbone
 
 
 def shapes_of(payload: Payload) -> Shapes:
@@ -30,6 +32,26 @@ def test_the_papers_direct_and_isolated_baselines_are_there() -> None:
     names |= {"fedproto", "fedtgp"}
     assert names <= METHODS.keys()
     assert all(cls.name == name for name, cls in METHODS.items())
+
+
+@pytest.mark.parametrize("start", ["equal", "by-kind"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_where_clients_start(lab: Any, name: str, start: str) -> None:
+    """After the first download: by kind, ANN and SNN differ but for direct averaging, which has one start for all."""
+    method, task = lab.method(name), replace(lab.task, start=start)
+    clients = [lab.client(method, kind, task=task, id=i) for i, kind in enumerate(("ann", "ann", "snn"))]
+    infos = [c.info for c in clients]
+    state = method.server_init(task, infos)
+    for client in clients:
+        method.client_receive(client, method.server_send(state, client.info, Round(0, 2)), Round(0, 2))
+    first, second, spiking = (dict(c.backbone.named_parameters()) for c in clients)
+    drawn = [n for n, p in first.items() if p.dim() > 1]
+    assert all(torch.equal(first[n], second[n]) for n in drawn)
+    direct = name in ("fedavg", "fedprox")
+    assert {torch.equal(first[n], spiking[n]) for n in drawn} == {start == "equal" or direct}
+    if name != "sfedhifi":  # composes its own
+        same = dict(build_backbone(task, infos[0 if direct else 2]).named_parameters())
+        assert all(torch.equal(spiking[n], same[n]) for n in drawn)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -275,10 +275,14 @@ def test_the_client_is_fedprotos(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
     down = {"class/0": torch.full((8,), 0.3), "class/3": torch.arange(8.0)}
     results = []
     for method in (FedProto(lambda_proto=2.0), FedTGP(lambda_proto=2.0)):
-        client = lab.client(method, kind)
+        client = lab.client(method, kind, task=lab.gentle())
         method.client_receive(client, down, FIRST)
         assert prototypes_of(client).known_C.tolist() == [True, False, False, True]
+        start = client.state_dict()
         sent = method.client_round(client, FIRST)
+        assert all(t.isfinite().all() for t in (*client.state_dict().values(), *sent.payload.values()))
+        assert max(p.abs().max().item() for p in client.backbone.parameters()) < 10
+        assert not torch.equal(client.backbone.get_parameter("stem.weight"), start["module/backbone/stem.weight"])
         results.append((to_bytes(client.backbone), lists(sent.payload), sent.metrics))
     assert results[0] == results[1]
 

@@ -95,7 +95,7 @@ def test_with_labels_alone_one_does_not_hear_the_other(
     for value in (1.0, 0.5):
         for spoiled in (False, True):
             method = lab.method("fml", **{share: value})
-            client = lab.client(method, kind)
+            client = lab.client(method, kind, task=lab.gentle())
             if spoiled:
                 head = client.modules[other].head if other == "meme" else client.modules[other].classifier
                 with torch.no_grad():
@@ -110,7 +110,7 @@ def test_with_labels_alone_one_does_not_hear_the_other(
 def test_both_learn_in_every_step_of_every_epoch(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
     """Ten examples in batches of four, three epochs: nine steps, statistics included."""
     method = lab.method("fml")
-    client = lab.client(method, kind, task=replace(lab.task, epochs=3))
+    client = lab.client(method, kind, task=lab.gentle(epochs=3))
     before = {name: to_bytes(module) for name, module in client.modules.items()}
     seen: list[str] = []
     client.watch = lambda stage, epoch, epochs, terms: seen.append(f"{stage} {epoch + 1}/{epochs}")

@@ -9,20 +9,19 @@ import torch
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Optimiser, Round, Upload
+from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Round, Upload
 from asfedbridge.engines.client import build_client, take_turn
 from asfedbridge.methods.fedavg import FedAvg, IsolatedFedAvg
 from asfedbridge.models.lowbit import is_step
 
 FIRST = Round(0, 2)
 BITS = {"bnn": 1, "qnn": 4}
-SLOW = Optimiser(lr_ann=1e-3, lr_snn=1e-3)  # ten random images: faster, an ANN's features explode
 
 
 def make_client(lab: Any, method: Any, kind: str, id: int, bits: int = 0) -> Client:
     plain = lab.client(method, "ann", id=id)
     info = replace(plain.info, kind=kind, bits=bits or BITS.get(kind, 32), T=2 if kind == "snn" else 1)
-    return build_client(method, replace(lab.task, optimiser=SLOW), info, plain.shard)
+    return build_client(method, lab.gentle(), info, plain.shard)
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"sfedhifi"}))

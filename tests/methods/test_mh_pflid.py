@@ -267,11 +267,17 @@ def test_tokens_that_do_not_fit_are_refused(lab: Any, tokens: int) -> None:
         lab.method("mh-pflid", tokens=tokens).check(lab.task, [lab.info()])
 
 
-def test_only_the_backbone_is_evaluated(lab: Any) -> None:
+def test_the_messenger_is_evaluated_through_the_transmitter(lab: Any) -> None:
     """Without the private parts the messenger has no answer of its own."""
     method, client = make(lab, "ann")
     metrics = lab.turn(method, client).metrics
-    assert {key for key in metrics if key.startswith("trained.")} == {"trained.accuracy", "trained.loss"}
+    x, y = next(client.shard.test_batches(64))
+    with torch.inference_mode():
+        feature = client.modules["messenger"].body(x)[-1]
+        logits = client.modules["messenger"].head(client.modules["transmitter"](client.backbone(x).feature, feature))
+    right = (logits.argmax(dim=1) == y).float().mean().item()
+    assert metrics["trained.transmitted_accuracy"] == pytest.approx(100 * right)
+    assert {"trained.accuracy", "trained.fused_accuracy"} <= metrics.keys()
 
 
 def test_defaults_are_the_documented_ones() -> None:

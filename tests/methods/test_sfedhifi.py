@@ -220,9 +220,9 @@ def test_orthogonality_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loss", ["task", "tet"])
+@pytest.mark.parametrize("loss", ["task", "ce", "tet"])
 def test_the_local_loss(lab: Any, kind: Kind, loss: str) -> None:
-    """The task's supervision or the authors' TET for an SNN, and ten times the banks' distance from orthogonality."""
+    """The authors' TET or plain supervision of an SNN, and ten times the banks' distance from orthogonality."""
     method = lab.method("sfedhifi", snn_loss=loss, lambda_tet=0.3, fusion_share=0.0)
     client = lab.client(method, kind, task=lab.one_batch())
     ((x, y),) = client.batches(client.generator(FIRST, "local"))
@@ -238,22 +238,26 @@ def test_the_local_loss(lab: Any, kind: Kind, loss: str) -> None:
         expected = F.cross_entropy(out.logits_TBC.mean(dim=0), y).item()
     kernels = [16] * 4 + [32] * 4 + [64] * 4 + [128] * 4
     crooked = 10 * sum(0.21**2 / n for n in kernels)  # n of n^2 entries are off, by 0.21
-    assert metrics == pytest.approx({"local.ce": expected, "local.orthogonal": crooked}, rel=1e-3)
+    term = "local.tet" if kind == "snn" and loss == "tet" else "local.ce"
+    assert metrics == pytest.approx({term: expected, "local.orthogonal": crooked}, rel=1e-3)
 
 
-def test_the_task_may_ask_for_tet(lab: Any) -> None:
-    """At the weight all methods share, 1e-4; the field's is the authors' 1e-3."""
+def test_the_task_decides_where_it_is_asked(lab: Any) -> None:
+    """Its TET has the weight all methods share, 1e-4; the field's is the authors' 1e-3, and the default."""
     losses = {}
     for key, changes, task in (
-        ("ce", {}, {}),
-        ("task", {}, {"snn_loss": "tet"}),
-        ("own", {"snn_loss": "tet"}, {}),
-        ("light", {"snn_loss": "tet", "lambda_tet": 1e-4}, {}),
+        ("own", {}, {}),
+        ("ce", {"snn_loss": "ce"}, {"snn_loss": "tet"}),
+        ("task ce", {"snn_loss": "task"}, {}),
+        ("task tet", {"snn_loss": "task"}, {"snn_loss": "tet"}),
+        ("light", {"lambda_tet": 1e-4}, {}),
     ):
         method = lab.method("sfedhifi", **changes)
         client = lab.client(method, "snn", task=replace(lab.one_batch(), **task))
-        losses[key] = method.client_round(client, FIRST).metrics["local.ce"]
-    assert losses["task"] == losses["light"]
+        metrics = method.client_round(client, FIRST).metrics
+        losses[key] = sum(value for name, value in metrics.items() if name in ("local.ce", "local.tet"))
+    assert losses["task tet"] == losses["light"]
+    assert losses["task ce"] == losses["ce"]
     assert len(set(losses.values())) == 3
 
 

@@ -38,7 +38,7 @@ def test_each_part_runs_exactly_once(count: int) -> None:
 @pytest.mark.usefixtures("team")
 def test_parts_run_at_the_same_time() -> None:
     """Each waits for the other: one after the other, they would never meet."""
-    meeting = threading.Barrier(2, timeout=20)
+    meeting = threading.Barrier(2, timeout=300)
     openmp.parallel(2, lambda k: meeting.wait() * 0)
     assert not meeting.broken
 
@@ -116,15 +116,15 @@ def test_child_processes_have_threads_of_their_own(
     threads(2)
     if pool:
         monkeypatch.setattr(openmp, "_openmp", lambda: None)
-    meeting = threading.Barrier(2, timeout=20)
+    meeting = threading.Barrier(2, timeout=300)
     openmp.parallel(2, lambda k: meeting.wait() * 0)  # both threads exist now
     context: Any = multiprocessing.get_context(method)
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(pool, answers))
     child.start()
     try:
-        assert answers.get(timeout=60) == [0, 1]
-        child.join(20)
+        assert answers.get(timeout=300) == [0, 1]
+        child.join(300)
         assert child.exitcode == 0
     finally:
         child.kill()

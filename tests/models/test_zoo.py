@@ -48,6 +48,21 @@ def test_everybody_gets_a_model_of_their_own_that_begins_equal() -> None:
     assert not torch.equal(next(build_backbone(task, client("resnet18")).parameters()), next(models[0].parameters()))
 
 
+def test_kinds_may_start_from_draws_of_their_own() -> None:
+    equal = Task(classes=3, channels=1, image_size=8, feature_dim=16)
+    own = replace(equal, start="by-kind")
+    kinds: list[Kind] = ["ann", "snn", "bnn", "qnn"]
+
+    def stem(task: Task, kind: Kind, id: int = 0) -> bytes:
+        bits = {"bnn": 1, "qnn": 4}.get(kind, 32)
+        info = ClientInfo(id, kind, "resnet18", 0.125, 2 if kind == "snn" else 1, bits=bits)
+        return build_backbone(task, info).stem.weight.detach().contiguous().numpy().tobytes()
+
+    assert len({stem(equal, kind) for kind in kinds}) == 1
+    assert len({stem(own, kind) for kind in kinds}) == 4
+    assert all(stem(own, kind, id=5) == stem(own, kind) for kind in kinds)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_small_image_goes_in(task: Task, images: Images, name: str, kind: Kind) -> None:

@@ -66,6 +66,6 @@ def make_analysis(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     levels = [0.0, 0.25, 0.5, 0.75, 1.0, None]
     rates = [{"client": 9, "T": 4, "images": 3, "levels": levels, "snn": bars, "bridge": bars}]
     by_round = [{"round": n, "accuracy": {}, "rates": [], **measures} for n in (1, 2)]
-    analysis = {"format": 1, "clients": clients, **measures, "rates": rates, "by_round": by_round}
+    analysis = {"format": 2, "clients": clients, **measures, "rates": rates, "by_round": by_round}
     (folder / "analysis.json").write_text(json.dumps(analysis))
     return analysis

@@ -20,7 +20,7 @@ def test_one_run_with_everything(tmp_path: Path) -> None:
     make_analysis(tmp_path / "run", summary)
     count = figures.draw_figures(gather([tmp_path / "run"]), tmp_path / "out")
     names = {p.name for p in (tmp_path / "out" / "run").iterdir()}
-    stems = {"accuracy", "clients", "communication", "shards", "rates"}
+    stems = {"accuracy", "clients", "communication", "shards", "rates", "by-round"}
     stems |= {f"{m}{suffix}" for m in ("cka", "mmd", "gradients") for suffix in ("", "-by-round")}
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     assert count == len(names)

@@ -47,12 +47,12 @@ def full_precision(info: ClientInfo) -> ClientInfo:
 def forward_cost(task: Task, info: ClientInfo) -> Operations:
     """By the shapes alone: an SNN's spikes stay unknown.
 
-    Of a low-bit network all convolutions but the stem are low-bit. Of an SNN all layers read spikes but the stem,
-    which sees the image, and the projection, which sees means over space.
+    Of a low-bit network all convolutions but the stem are low-bit. Of an SNN the stem reads the image, the projection
+    means over space, and in some families other layers read sums: these are dense.
     """
     layers = _layers(outline_backbone(task, full_precision(info)), task)
     macs = {name: float(layer.macs * layer.steps) for name, layer in layers.items()}
-    dense = sum(macs[name] for name in ("stem", "projector") if name in macs)
+    dense = sum(macs[name] for name, layer in layers.items() if not layer.spiking)
     if info.kind == "snn":
         return Operations(0.0, 0.0, 0.0, None, None, sum(macs.values()) - dense, 2 * dense)
     if info.kind == "ann":
@@ -63,11 +63,11 @@ def forward_cost(task: Task, info: ClientInfo) -> Operations:
 
 
 def measured_cost(clients: Sequence[Mapping[str, Firing]], examples: Sequence[int]) -> Operations:
-    """Of SNN clients of one shape, the mean over clients; what reads no spikes was seen, not assumed."""
+    """Of SNN clients of one shape, the mean over clients."""
     parts = []
     for layers, count in zip(clients, examples, strict=True):
-        spiking = [layer for layer in layers.values() if layer.binary]
-        dense = sum(layer.macs * len(layer.spikes_T) for layer in layers.values() if not layer.binary)
+        spiking = [layer for layer in layers.values() if layer.spiking]
+        dense = sum(layer.macs * len(layer.spikes_T) for layer in layers.values() if not layer.spiking)
         parts.append(
             Operations(
                 sops=sum(layer.synops for layer in spiking) / count,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from asfedbridge.analysis.operations import macs_of, watch
+from asfedbridge.analysis.operations import follow_spikes, macs_of, watch
 from asfedbridge.core.protocol import Client
 from asfedbridge.models.layers import TYPES
 from asfedbridge.models.paths import use_path
@@ -21,9 +21,9 @@ class Firing:
 
     macs: int  # multiply-accumulates of one example and time step
     spikes_T: Tensor  # nonzero inputs at each time step
+    spiking: bool  # the inputs are spikes, by the structure of the network
     inputs: int = 0  # of one time step, nonzero or not
-    synops: int = 0  # sums that spikes caused: each counts for every output it reaches
-    binary: bool = True  # nothing but zeros and ones came in
+    synops: int = 0  # accumulations that spikes cause: one for each output that a spike reaches
 
     def rates(self) -> list[float]:
         """The share of nonzero inputs at each time step."""
@@ -42,21 +42,28 @@ def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> di
     batch = 0
 
     def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
+        spiking = is_spikes(x)
+        x, out = _fold_time(layer, x), _fold_time(layer, out)
         fires_TN = (x != 0).unflatten(0, (-1, batch)).flatten(1)
-        entry = found.setdefault(name, Firing(macs_of(layer, out), torch.zeros(len(fires_TN), dtype=torch.int64)))
+        none = torch.zeros(len(fires_TN), dtype=torch.int64)
+        entry = found.setdefault(name, Firing(macs_of(layer, out), none, spiking))
         entry.spikes_T += fires_TN.sum(dim=1).cpu()
         entry.inputs += fires_TN.shape[1]
-        if bool(((x == 0) | (x == 1)).all()):
+        if entry.spiking:
             entry.synops += count_synops(layer, x)
-        else:
-            entry.binary = False
 
     backbone = client.backbone.eval()
-    with use_path("torch"), watch(backbone, TYPES, note):  # on the other paths a block calls no layer by itself
+    # On the other paths a block calls no layer by itself.
+    with use_path("torch"), follow_spikes(backbone) as is_spikes, watch(backbone, TYPES, note):
         for x, _ in batches:
             batch = len(x)
             backbone(client.place(x))
     return found
+
+
+def _fold_time(layer: nn.Module, x: Tensor) -> Tensor:
+    """[T, B, ...], as SpikingJelly's layers have it, to our [T * B, ...]."""
+    return x.flatten(0, x.dim() - (4 if isinstance(layer, nn.Conv2d) else 2))
 
 
 def count_synops(layer: nn.Module, x: Tensor) -> int:

@@ -4,8 +4,9 @@ Multiply-accumulates of each layer by the paper's equation, and forward and back
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from asfedbridge.core.protocol import Task
 from asfedbridge.models.attention import Attention
 from asfedbridge.models.layers import TYPES
+from asfedbridge.models.neuron import Spiking
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm)
 NORM_FLOPS = 2  # for each normalised value, a product and a sum; backward as often again for each of its two gradients
@@ -26,13 +28,15 @@ class Layer(NamedTuple):
     macs: int  # multiply-accumulates of one time step
     steps: int  # how often it runs: T behind the first neuron of an SNN
     convolution: bool
+    spiking: bool  # its inputs are spikes
 
 
 class Profile(NamedTuple):
-    """FLOPs of one batch; the backward pass without the forward pass before it."""
+    """FLOPs of one batch, executed densely; the backward pass does not include the forward pass."""
 
     forward: int
     backward: int
+    spiking: int  # part of both: the products of layers that read spikes, and the gradients of their weights
 
 
 def macs_of(layer: nn.Module, out: Tensor) -> int:
@@ -53,17 +57,47 @@ def watch(network: nn.Module, kinds: tuple[type[nn.Module], ...], hook: Hook) ->
     def listen(name: str) -> Any:
         return lambda layer, inputs, out: hook(name, layer, inputs[0], out)
 
-    layers = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, kinds)]
-    handles = [layer.register_forward_hook(listen(name)) for name, layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in network.named_modules():
+            if isinstance(layer, kinds):
+                hooks.callback(layer.register_forward_hook(listen(name)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+@contextmanager
+def follow_spikes(network: nn.Module) -> Iterator[Callable[[Tensor], bool]]:
+    """A test for tensors that arise inside: are they spikes, whatever values they hold?
+
+    The structure of the network decides. Neurons emit spikes, a maximum over spikes is a spike, and so is a view of
+    spikes. The result of any other operation (a mean, a sum, a norm) is not, even if it happens to be all zero.
+    """
+
+    def is_spikes(x: Tensor) -> bool:
+        return getattr(_origin(x), "is_spikes", False)
+
+    def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
+        if not isinstance(layer, nn.MaxPool2d) or is_spikes(x):
+            _origin(out).is_spikes = True  # type: ignore[attr-defined]
+
+    with watch(network, (*_neurons(), nn.MaxPool2d), note):
+        yield is_spikes
+
+
+def _origin(x: Tensor) -> Tensor:
+    """The tensor that a view looks at."""
+    return x if x._base is None else x._base
+
+
+def _neurons() -> tuple[type[nn.Module], ...]:
+    """Modules that emit spikes: ours, and SpikingJelly's where a model has imported them."""
+    jelly = sys.modules.get("spikingjelly.activation_based.neuron")
+    return (Spiking,) if jelly is None else (Spiking, jelly.BaseNode)
 
 
 def examples(network: nn.Module, task: Task, count: int) -> tuple[Tensor, ...]:
-    """What this network reads, without numbers: images; two features where one attends to the other."""
+    """What this network reads, without numbers: images; a head, features; attention, two features."""
+    if isinstance(network, nn.Linear):
+        return (torch.empty(count, network.in_features, device="meta"),)
     if isinstance(network, Attention):
         feature = torch.empty(count, task.feature_dim, device="meta")
         return feature.clone().requires_grad_().clone(), feature  # the first comes out of the private model
@@ -76,9 +110,9 @@ def count_layers(network: nn.Module, task: Task) -> dict[str, Layer]:
     found: dict[str, Layer] = {}
 
     def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
-        found[name] = Layer(macs_of(layer, out), len(out) // 2, isinstance(layer, nn.Conv2d))
+        found[name] = Layer(macs_of(layer, out), len(out) // 2, isinstance(layer, nn.Conv2d), is_spikes(x))
 
-    with watch(network, TYPES, note):
+    with follow_spikes(network) as is_spikes, watch(network, TYPES, note):
         network(*examples(network, task, 2))
     return found
 
@@ -88,14 +122,17 @@ def profile(network: nn.Module, task: Task, count: int) -> Profile:
 
     torch counts convolutions and matrix products; normalisation is added to them.
     """
-    normalised = 0
+    normalised = spiking = 0
 
     def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
-        nonlocal normalised
-        normalised += out.numel()
+        nonlocal normalised, spiking
+        if isinstance(layer, NORMS):
+            normalised += out.numel()
+        elif is_spikes(x):
+            spiking += 2 * macs_of(layer, out) * len(out)
 
     inputs = examples(network, task, count)
-    with watch(network, NORMS, note), make_counter() as counter:
+    with follow_spikes(network) as is_spikes, watch(network, (*NORMS, *TYPES), note), make_counter() as counter:
         out = network(*inputs)
         loss = getattr(out, "logits", out).sum()
         forward = counter.get_total_flops()
@@ -103,7 +140,7 @@ def profile(network: nn.Module, task: Task, count: int) -> Profile:
         torch.autograd.grad(loss, wanted, allow_unused=True)
         backward = counter.get_total_flops() - forward
     norm = NORM_FLOPS * normalised
-    return Profile(forward + norm, backward + 2 * norm)
+    return Profile(forward + norm, backward + 2 * norm, spiking)
 
 
 def make_counter() -> FlopCounterMode:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from asfedbridge.core.protocol import ClientInfo
+
 CROSS = "cross"  # pairs of different kinds
 FEWEST = 3  # runs: any two lie on a line
+MAX_OF_A_KIND = 20  # clients: matrices are quadratic in them
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,17 @@ class Block:
 class Correlation:
     r: float | None  # None: too few runs, or one side does not vary
     n: int
+
+
+def choose_clients(clients: Sequence[ClientInfo]) -> list[ClientInfo]:
+    """The first ``MAX_OF_A_KIND`` clients of each kind; all clients of most fleets."""
+    kinds: dict[str, int] = {}
+    chosen = []
+    for client in clients:
+        kinds[client.kind] = kinds.get(client.kind, 0) + 1
+        if kinds[client.kind] <= MAX_OF_A_KIND:
+            chosen.append(client)
+    return chosen
 
 
 def block_means(matrix_NN: Tensor, kinds: Sequence[str]) -> dict[str, Block]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from asfedbridge.analysis.costs import Measured, full_precision, mean_of
+from asfedbridge.analysis.costs import Measured, Operations, full_precision, mean_of
 from asfedbridge.analysis.operations import Profile, profile
 from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.errors import BadInput
@@ -15,6 +15,8 @@ from asfedbridge.core.protocol import Client, ClientInfo, Method, Task, first_of
 from asfedbridge.data.loader import Shard
 from asfedbridge.methods.fedtgp import FedTGP
 from asfedbridge.models.zoo import outline_backbone
+
+UNKNOWN = Operations(sops=None, sops_by_rate=None)
 
 
 def uses_bridge(task: Task, method: Method, clients: Sequence[ClientInfo]) -> bool:
@@ -34,9 +36,12 @@ def payload_cost(task: Task, method: Method, clients: Sequence[ClientInfo]) -> d
 def training_cost(
     task: Task, method: Method, clients: Sequence[ClientInfo], measured: Measured | None = None
 ) -> dict[str, dict[str, float | None]]:
-    """By kind of client, for one example and round: FLOPs, of an SNN client those beside its backbone, and SOPs.
+    """By kind of client, for one example and round: GFLOPs; of an SNN client those beside its backbone.
 
-    Each of the two products of a spike-driven layer's backward pass has the layer's own multiply-accumulates.
+    An SNN's backbone has keys of its own. Of a layer that reads spikes, two of the three products are driven by them
+    and count as SOPs: the forward product, and the gradient of the weight, which adds up output gradients wherever an
+    input fired. Both take one accumulation for each pair of a spike and an output it reaches. The gradient of the
+    input is a dense product of real numbers: with all other dense operations of the backbone it is ``dense_gflops``.
     """
     once = {c.shape: _round_cost(task, method, c, measured or {}) for c in first_of_each(clients)}
     means: dict[str, dict[str, float | None]] = {}
@@ -48,18 +53,26 @@ def training_cost(
 
 
 def _round_cost(task: Task, method: Method, info: ClientInfo, measured: Measured) -> dict[str, float | None]:
-    passes = dict(method.client_passes(task, info))
-    cost: dict[str, float | None] = {}
-    if info.kind == "snn":
-        forward, backward = passes.pop("backbone")
-        known = measured.get(info.shape)
-        cost["gsops"] = None if known is None or known.sops is None else (forward + 2 * backward) * known.sops / 1e9
-    networks = outline_client(method, task, info).modules if passes else {}
-    flops = 0.0
-    for name, (forward, backward) in passes.items():
-        batch = _profile(networks[name], task)
-        flops += (forward * batch.forward + backward * batch.backward) / task.batch_size
+    client = outline_client(method, task, info)
+    flops, cost = 0.0, dict[str, float | None]()
+    for name, (forward, backward) in method.client_passes(task, info).items():
+        batch = _profile(find_network(client, name), task)
+        executed = (forward * batch.forward + backward * batch.backward) / task.batch_size
+        if name == "backbone" and info.kind == "snn":
+            driven = forward + backward  # passes over the spikes of an example
+            known = measured.get(info.shape, UNKNOWN)
+            cost = {
+                "gsops": _billions(known.sops, driven),
+                "gsops_by_rate": _billions(known.sops_by_rate, driven),
+                "dense_gflops": (executed - driven * batch.spiking / task.batch_size) / 1e9,
+            }
+        else:
+            flops += executed
     return {"gflops": flops / 1e9} | cost
+
+
+def _billions(operations: float | None, times: int) -> float | None:
+    return None if operations is None else times * operations / 1e9
 
 
 def refusal(task: Task, method: Method, clients: Sequence[ClientInfo]) -> str | None:
@@ -81,6 +94,12 @@ def outline_client(method: Method, task: Task, info: ClientInfo) -> Client:
     client = Client(whole, task, outline_backbone(task, whole), shard, "meta")
     method.client_init(client)
     return client
+
+
+def find_network(client: Client, name: str) -> nn.Module:
+    """A module of a client, or by its dotted name a part of one."""
+    module, _, part = name.partition(".")
+    return client.modules[module].get_submodule(part)
 
 
 @lru_cache(maxsize=64)

@@ -121,15 +121,14 @@ def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
     from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.catalogue import Bench, check_settings, find_experiment, select
-    from asfedbridge.experiments.costs import paper_costs
-    from asfedbridge.experiments.reproduce import choose_width, measure, plan, play
+    from asfedbridge.experiments.analyse import MEASURES
+    from asfedbridge.experiments.catalogue import Bench, check_settings, choose_client, find_experiment, select
+    from asfedbridge.experiments.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
     from asfedbridge.experiments.toml import parse_assignment
-    from asfedbridge.report.cost_tables import beside_paper
+    from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
     from asfedbridge.report.reproduction import collect
-    from asfedbridge.report.tables import Titled
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
@@ -140,6 +139,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
         raise BadInput(f"--set {args.settings[0]}: {experiment.name} has no runs; use asfedbridge costs KEY=VALUE")
     for line in check_settings(bench, cells):
         _tell(line)
+    if args.point and experiment.analysis not in MEASURES:
+        raise BadInput(f"--point {args.point}: {experiment.name} is no analysis at a point; {', '.join(MEASURES)} are")
+    client = choose_client(experiment, cells, args.client)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
     if args.dry_run:
@@ -159,10 +161,14 @@ def command_reproduce(args: argparse.Namespace) -> int:
         print("\ninterrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
     results = collect(cells, args.seeds, out, failures)
-    measured = [Titled("", beside_paper(experiment.name, paper_costs()))] if not cells else []
+    measured = []
+    if experiment.costs:
+        found = measure_costs(jobs, data_root(args.data_root), _tell)
+        measured = experiment_costs(experiment, cells, args.seeds, out, found)
     if experiment.analysis:
-        known = measure(jobs, data_root(args.data_root), _tell)
-        measured = measure_tables(experiment, cells, args.seeds, out, known)
+        by_round = experiment.analysis == "diagnostics"
+        known = read_courses(jobs) if by_round else measure(jobs, data_root(args.data_root), _tell, args.point)
+        measured += measure_tables(experiment, cells, args.seeds, out, known, client)
     page = write_experiment(out, experiment, results, args.seeds, command, measured)
     print(page, end="")
     _tell(f"written to {out / experiment.name}.html, .md, .csv and .tex")
@@ -180,10 +186,13 @@ def command_report(args: argparse.Namespace) -> int:
 
     found = find_runs(args.folders)
     compared = compare([Entry(summary, read_fields(folder)) for folder, summary in found.items()])
+    if args.compare and not compared:
+        _tell("nothing to compare: no method has several seeds, and none has Standalone beside it on the same shards")
     if args.json:
-        print(json.dumps({"runs": list(found.values()), "comparisons": [one.to_table() for one in compared]}))
-    else:
-        tables = [Titled("", run_rows(list(found.values()))), *(one.to_titled() for one in compared)]
+        print(json.dumps([one.to_table() for one in compared] if args.compare else list(found.values())))
+    elif compared or not args.compare:
+        tables = [] if args.compare else [Titled("", run_rows(list(found.values())))]
+        tables += [one.to_titled() for one in compared]
         print("\n\n".join(render_titled(one, args.markdown) for one in tables))
     if args.out or args.figures:
         from asfedbridge.report.page import Lead, write_page
@@ -202,11 +211,12 @@ def command_report(args: argparse.Namespace) -> int:
 
 def command_analyze(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.analyse import FILE, analyse
+    from asfedbridge.experiments.analyse import analyse, file_name, open_run
     from asfedbridge.report.analyses import render_analyses
 
-    found = analyse(args.folders, data_root(args.data_root), lambda line: print(line, file=sys.stderr))
-    written = "\n".join(f"written: {folder / FILE}" for folder in args.folders)
+    found = analyse(args.folders, data_root(args.data_root), _tell, args.point)
+    files = [folder / file_name(open_run(folder)[0], args.point) for folder in args.folders]
+    written = "\n".join(f"written: {file}" for file in files)
     print(f"{render_analyses(found)}\n\n{written}", file=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(json.dumps(found))

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]  # a type in annotations only: argparse has no name for it
 
 MOST_WORKERS = 1024
+POINTS = ("trained", "received")
+POINT_HELP = "clients after local training, or with the last aggregate (default: where the method is judged)"
 SOURCE_HELP = "take SOURCE for the paper's data set NAME, e.g. cifar10=npz:PATH; may be repeated"
 
 
@@ -116,6 +118,8 @@ def _reproduce(commands: "Commands") -> None:
     )
     reproduce.add_argument("--out", type=Path, metavar="DIR", help="where runs and tables go (default: runs/SCALE)")
     reproduce.add_argument("--jobs", type=positive, metavar="N", help="runs at once (default: by cores and threads)")
+    reproduce.add_argument("--point", choices=POINTS, help=f"cka, gradients, mmd: {POINT_HELP}")
+    reproduce.add_argument("--client", type=_client, metavar="ID", help="rates: show this SNN client, too (default: 9)")
     reproduce.add_argument("--dry-run", action="store_true", help="list the runs with an estimate of time and memory")
     _add_data_root(reproduce)
 
@@ -125,8 +129,9 @@ def _report(commands: "Commands") -> None:
     report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of them")
     report.add_argument("--out", type=Path, metavar="FILE.html", help="write a page that opens from disk, too")
     report.add_argument("--figures", type=Path, metavar="DIR", help="write figures as PNG and SVG, too")
+    report.add_argument("--compare", action="store_true", help="print only the comparisons of methods over seeds")
     report.add_argument("--markdown", action="store_true", help="print Markdown")
-    report.add_argument("--json", action="store_true", help="print the summaries and the comparison as JSON")
+    report.add_argument("--json", action="store_true", help="print a JSON list: summaries, or comparisons (--compare)")
 
 
 def _analyze(commands: "Commands") -> None:
@@ -134,6 +139,7 @@ def _analyze(commands: "Commands") -> None:
     analyze.add_argument(
         "folders", nargs="+", type=Path, metavar="RUN_DIR", help="run folders; several share one MMD kernel"
     )
+    analyze.add_argument("--point", choices=POINTS, help=POINT_HELP)
     analyze.add_argument("--json", action="store_true", help="print the analyses as JSON on stdout")
     _add_data_root(analyze)
     _add_import(analyze)
@@ -209,6 +215,12 @@ def _seconds(text: str) -> float:
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_WORKERS):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of processes; give 1 to {MOST_WORKERS}")
+    return int(text)
+
+
+def _client(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not the id of a client; give a whole number, e.g. 9")
     return int(text)
 
 

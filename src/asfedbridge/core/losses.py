@@ -26,14 +26,17 @@ def tet(logits_TBC: Tensor, y_B: Tensor, weight: float, reference: float = TET_R
     return (1 - weight) * ce + weight * (logits_TBC - reference).square().mean()
 
 
-def distillation(student_BC: Tensor, teacher_BC: Tensor, temperature: float) -> Tensor:
+def distillation(student_BC: Tensor, teacher_BC: Tensor, temperature: float, chosen_B: Tensor | None = None) -> Tensor:
     """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)): sum over classes, mean over the batch.
 
-    No gradient reaches the teacher.
+    No gradient reaches the teacher. Examples that are not ``chosen_B`` count as zero in the mean.
     """
     student = F.log_softmax(student_BC / temperature, dim=1)
     teacher = F.log_softmax(teacher_BC.detach() / temperature, dim=1)
-    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    if chosen_B is None:
+        return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    each_B = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)
+    return temperature**2 * (each_B * chosen_B).mean()
 
 
 def smooth_with_noise(logits_BC: Tensor, strength: float, noise_BC: Tensor) -> Tensor:

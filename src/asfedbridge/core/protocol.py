@@ -13,6 +13,7 @@ from asfedbridge.core.compression import Codec, encoded_bytes
 from asfedbridge.core.payload import Payload, Shapes, clone
 
 Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
+ShortBatch = Literal["merge", "keep"]  # what becomes of a last batch of less than half the batch size
 Point = Literal["received", "trained"]  # after the download, after local training
 
 
@@ -56,6 +57,7 @@ class Optimiser:
     weight_decay_ann: float = 1e-4
     weight_decay_snn: float = 5e-4
     momentum: float = 0.9
+    clip: float = 0.0  # largest gradient norm of a module in a step; larger ones are scaled down to it; 0: no limit
 
     def rate(self, kind: Kind) -> float:
         return self.lr_snn if kind == "snn" else self.lr_ann
@@ -74,17 +76,24 @@ class Task:
     frames: int = 1  # time steps inside the data, folded into the channels; 1: static images
     stems_differ: bool = False  # some clients take the frames one by one, others all at once as channels
     seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights of ANN and SNN twins
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
+    short_batch: ShortBatch = "merge"
     evaluate_every: int = 1  # rounds
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
+    twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
+
+    def start_seed(self, what: str, kind: Kind) -> int:
+        """The seed of initial weights: one for all clients, or one for each kind."""
+        return seeds.seed(self.seed, what, *([kind] if self.start == "by-kind" else []))
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,16 @@ class Upload:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+Predictor = Callable[[Tensor], Tensor]  # a batch of images -> logits_BC
+
+
+class Answers(NamedTuple):
+    """What a predictor said of a set of images, and what is right."""
+
+    logits: Tensor
+    labels: Tensor
+
+
 class Passes(NamedTuple):
     """How often a network goes over each of a client's examples in one round."""
 
@@ -157,9 +176,14 @@ class Shard(Protocol):
 
     @property
     def train_size(self) -> int: ...
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def batches(
+        self, batch_size: int, generator: torch.Generator, short_batch: ShortBatch = "merge"
+    ) -> Iterator[tuple[Tensor, Tensor]]: ...
     def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def hold_out(self, share: float, generator: torch.Generator) -> "tuple[Shard, Shard]":
+        """Split the training examples at random: a shard without that ``share``, and one that tests on it alone."""
+        ...
 
 
 Watch = Callable[[str, int, int, dict[str, float]], None]  # stage, epoch, epochs, losses
@@ -177,12 +201,13 @@ class Client:
         self.info = info
         self.task = task
         self.shard = shard
+        self.held_out: Shard | None = None  # own training images that do not train
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
         self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
         self.residual: Payload = {}  # what compression took from uploads so far: added to the next one
         self.watch: Watch | None = None
-        self.evaluated: dict[str, tuple[int, dict[str, float]]] = {}  # the engine's cache, not part of the state
+        self.evaluated: dict[str, tuple[int, Answers]] = {}  # the engine's cache, not part of the state
         self._layers: dict[str, list[nn.Module]] = {}
         self.add("backbone", backbone)
 
@@ -203,9 +228,14 @@ class Client:
     def generator(self, rnd: Round, stage: str) -> torch.Generator:
         return seeds.generator(self.task.seed, "client", self.info.id, "round", rnd.index, stage)
 
+    def hold_out(self, share: float) -> None:
+        """Keep a share of the training images from training, the same ones whenever the client is built."""
+        generator = seeds.generator(self.task.seed, "client", self.info.id, "held out")
+        self.shard, self.held_out = self.shard.hold_out(share, generator)
+
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled, augmented epoch; the short last batch is kept."""
-        for x, y in self.shard.batches(self.task.batch_size, generator):
+        """One shuffled, augmented epoch in the batches of the task."""
+        for x, y in self.shard.batches(self.task.batch_size, generator, self.task.short_batch):
             yield self.place(x), y.to(self.device)
 
     def place(self, x_BCHW: Tensor) -> Tensor:
@@ -249,6 +279,7 @@ class Method(ABC):
     reports: ClassVar[Point] = "trained"  # the evaluation point that tables show
     partial: ClassVar[bool] = False  # a payload may be any part of what is declared: owned classes, chosen layers
     continues: ClassVar[bool] = False  # an upload is the download, trained on: one running state, name by name
+    fused_with: ClassVar[str] = ""  # the predictor whose probabilities are averaged with the backbone's (`fused`)
     pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
@@ -287,11 +318,12 @@ class Method(ABC):
     def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
         """What ``client_round`` executes, by the name of the client's module: what training costs is counted from it.
 
+        A part that runs alone has a dotted name: ``bridge.head``.
         A test compares it with the operations of a real round, for every method.
         """
         return {"backbone": Passes(task.epochs, task.epochs)}
 
-    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+    def client_models(self, client: Client) -> dict[str, Predictor]:
         """Predictors (logits of a batch) that the engine evaluates beside the backbone.
 
         The name of a module stands for that module alone: it is run again only when the module has changed.

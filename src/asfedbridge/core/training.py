@@ -60,6 +60,7 @@ def fit(
                 )
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
+            _clip(client, steps)
             optimiser.step()
             with torch.no_grad():
                 for layer in bounded:
@@ -115,6 +116,13 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.SGD:
         for name, buffer in client.momentum.get(module, {}).items():
             optimiser.state[named[name]]["momentum_buffer"] = buffer
     return optimiser
+
+
+def _clip(client: Client, steps: Mapping[str, Step]) -> None:
+    """Each module by itself, so that large gradients of one do not slow the others down."""
+    if limit := client.task.optimiser.clip:
+        for module in steps:
+            nn.utils.clip_grad_norm_(client.modules[module].parameters(), limit)
 
 
 def _keep(client: Client, steps: Mapping[str, Step], optimiser: torch.optim.SGD) -> None:

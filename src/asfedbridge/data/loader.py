@@ -1,6 +1,8 @@
 """One client's data, served as normalised (and, for training, augmented) batches."""
 
+import copy
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import ShortBatch
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.mapped import Images, Mapped, read
 from asfedbridge.data.partition import Partition
@@ -52,6 +55,20 @@ class Shard:
         self._shift = (-centre / spread).float()
         self._lines: Tensor | None = None  # the training images as machine code wants them, once it is used
 
+    def hold_out(self, share: float, generator: torch.Generator) -> "tuple[Shard, Shard]":
+        """A shard without a random ``share`` of the training images, and one that tests on that share alone.
+
+        Both keep at least one image.
+        """
+        count = min(self.train_size - 1, max(1, round(share * self.train_size)))
+        order = torch.randperm(self.train_size, generator=generator)
+        held, kept = order[:count].sort().values, order[count:].sort().values
+        rest, tested = copy.copy(self), copy.copy(self)
+        rest.x_train, rest.y_train, rest._lines = self.x_train[kept], self.y_train[kept], None
+        tested.x_test, tested.y_test = self.x_train[held], self.y_train[held]
+        tested.x_train, tested.y_train, tested._lines = self.x_train[held[:0]], self.y_train[held[:0]], None
+        return rest, tested
+
     def __getstate__(self) -> dict[str, Any]:
         """As arrays: multiprocessing sends tensors through /dev/shm, where containers have little room."""
         state = vars(self) | {"_lines": None}
@@ -68,8 +85,10 @@ class Shard:
     def test_size(self) -> int:
         return len(self.y_test)
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled, augmented epoch; a short last batch is kept.
+    def batches(
+        self, batch_size: int, generator: torch.Generator, short_batch: ShortBatch = "merge"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """One shuffled, augmented epoch, divided as ``batch_slices`` says.
 
         The whole epoch is drawn on the call itself (permutation, crops, flips), so what a consumer does between
         batches, or the batch size, changes neither the images nor the generator's state afterwards.
@@ -84,13 +103,12 @@ class Shard:
             places = torch.randint(0, 2 * self.pad + 1, (2, count), generator=generator)
         if self.augment.endswith("+flip"):
             flips = torch.rand(count, generator=generator) < 0.5
-        return self._epoch(batch_size, order, places, flips)
+        return self._epoch(batch_slices(count, batch_size, short_batch), order, places, flips)
 
     def _epoch(
-        self, batch_size: int, order: Tensor, places: Tensor | None, flips: Tensor | None
+        self, parts: Sequence[slice], order: Tensor, places: Tensor | None, flips: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(order), batch_size):
-            part = slice(start, start + batch_size)
+        for part in parts:
             chosen = order[part]
             mirrored = torch.zeros(len(chosen), dtype=torch.bool) if flips is None else flips[part]
             if places is None:
@@ -127,7 +145,7 @@ class Shard:
 
     def _in_order(self, x: Images, y: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         _check(batch_size)
-        parts = (slice(start, start + batch_size) for start in range(0, len(y), batch_size))
+        parts = batch_slices(len(y), batch_size, "keep")
         return ((self._as_evaluated(read(x[part])), y[part]) for part in parts)
 
     def _as_evaluated(self, x: Tensor) -> Tensor:
@@ -137,6 +155,18 @@ class Shard:
 
     def _normalise(self, x: Tensor) -> Tensor:
         return x.float().mul_(self._scale).add_(self._shift)
+
+
+def batch_slices(count: int, batch_size: int, short_batch: ShortBatch) -> list[slice]:
+    """The batches of an epoch over ``count`` examples, each example in exactly one of them.
+
+    The last batch holds what is left. With "merge", when that is less than half of ``batch_size``, it is joined to the
+    batch before it: BatchNorm's statistics of very few examples are too noisy to train on.
+    """
+    starts = list(range(0, count, batch_size))
+    if short_batch == "merge" and len(starts) > 1 and 2 * (count - starts[-1]) < batch_size:
+        del starts[-1]
+    return [slice(start, stop) for start, stop in pairwise([*starts, count])]
 
 
 def crop(x: Tensor, pad: int, tops: Tensor, lefts: Tensor) -> Tensor:

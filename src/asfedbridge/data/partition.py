@@ -52,13 +52,18 @@ def hold_out(partition: Partition, share: float, seed: int) -> Partition:
     return _seal(train, test)
 
 
-def probe(partition: Partition, most: int, seed: int) -> Partition:
+def probe(partition: Partition, labels: Labels, most: int, seed: int) -> Partition:
     """One shard that trains on nothing and tests on at most ``most`` of everybody's test examples, in their order.
 
-    They do not depend on who holds which.
+    Balanced over the classes in ``labels`` as far as there are examples. They do not depend on who holds which.
     """
     tests = np.unique(np.concatenate(partition.test))
-    chosen = _generator(seed).permutation(len(tests))[:most]
+    drawn = _generator(seed).permutation(len(tests))
+    turn = np.empty(len(tests), np.int64)  # the first example of every class, then the second, ...
+    for label in np.unique(labels[tests]):
+        own = labels[tests[drawn]] == label
+        turn[own] = np.arange(own.sum())
+    chosen = drawn[np.argsort(turn, kind="stable")[:most]]
     return _seal([np.empty(0, np.int64)], [tests[chosen]])
 
 

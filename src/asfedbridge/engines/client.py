@@ -4,17 +4,19 @@ import ctypes
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.core import compression, payload, seeds
+from asfedbridge.core import compression, ensemble, payload, seeds
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Shard, Task, Upload
+from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Point, Predictor, Round, Shard, Task, Upload
+from asfedbridge.models.twin import as_twin
 from asfedbridge.models.zoo import build_backbone
 
 EVALUATION_BATCH = 256
@@ -30,39 +32,54 @@ def build_client(
 
 
 @torch.inference_mode()
-def evaluate(client: Client, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Accuracy in percent and mean cross-entropy on the client's test shard."""
+def answer(client: Client, predict: Predictor, shard: Shard | None = None) -> Answers:
+    """Logits and labels of the test images of ``shard``, by default the client's own."""
     for module in client.modules.values():
         module.eval()
-    right, loss, count = 0, 0.0, 0
-    for x, y in client.shard.test_batches(EVALUATION_BATCH):
-        logits = predict(client.place(x)).cpu()
-        right += int((logits.argmax(dim=1) == y).sum())
-        loss += F.cross_entropy(logits, y, reduction="sum").item()
-        count += len(y)
-    return {"accuracy": 100 * right / count, "loss": loss / count}
+    batches = (shard or client.shard).test_batches(EVALUATION_BATCH)
+    logits, labels = zip(*((predict(client.place(x)).cpu(), y) for x, y in batches), strict=True)
+    return Answers(torch.cat(logits), torch.cat(labels))
+
+
+def evaluate(client: Client, predict: Predictor) -> dict[str, float]:
+    """Accuracy in percent and mean cross-entropy on the client's test shard."""
+    return score(answer(client, predict))
+
+
+def score(answers: Answers) -> dict[str, float]:
+    logits, labels = answers
+    right = int((logits.argmax(dim=1) == labels).sum())
+    return {"accuracy": 100 * right / len(labels), "loss": F.cross_entropy(logits, labels).item()}
 
 
 def evaluate_at(point: Point, method: Method, client: Client) -> dict[str, float]:
-    """The private backbone with its own head, always; then what the method has beside it."""
-    predictors: dict[str, Callable[[Tensor], Tensor]] = {"backbone": lambda x: client.backbone(x).logits}
+    """Evaluate the private backbone with its own head, the method's other predictors, and the two fused."""
+    predictors: dict[str, Predictor] = {"backbone": lambda x: client.backbone(x).logits}
     predictors |= method.client_models(client)
+    answers = {name: _answer_once(client, name, predict) for name, predict in predictors.items()}
     metrics: dict[str, float] = {}
-    for name, predict in predictors.items():
+    if (partner := method.fused_with) in answers:
+        weight = ensemble.EQUAL
+        if client.held_out is not None:
+            own, other = (answer(client, predictors[name], client.held_out) for name in ("backbone", partner))
+            weight = ensemble.fit_weight(own.logits, other.logits, own.labels)
+        own, other = answers["backbone"], answers[partner]
+        answers["fused"] = Answers(ensemble.mix(own.logits, other.logits, weight), own.labels)
+        metrics[f"{point}.fused_weight"] = weight
+    for name, found in answers.items():
         prefix = "" if name == "backbone" else f"{name}_"
-        metrics |= {f"{point}.{prefix}{key}": v for key, v in _evaluate_once(client, name, predict).items()}
+        metrics |= {f"{point}.{prefix}{key}": v for key, v in score(found).items()}
     return metrics
 
 
-def _evaluate_once(client: Client, name: str, predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+def _answer_once(client: Client, name: str, predict: Predictor) -> Answers:
     """A module that has not changed since its last evaluation (`received` after `trained`) is not run again."""
-    module = client.modules.get(name)
-    if module is None:
-        return evaluate(client, predict)
+    if name not in client.modules:
+        return answer(client, predict)
     content = digest(client.layers(name))
     known = client.evaluated.get(name)
     if known is None or known[0] != content:
-        known = client.evaluated[name] = (content, evaluate(client, predict))
+        known = client.evaluated[name] = (content, answer(client, predict))
     return known[1]
 
 
@@ -103,7 +120,9 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
         # Nothing of ours draws from torch's own generator; a user's model may (dropout).
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.seed(client.task.seed, "client", client.info.id, "round", rnd.index, "torch"))
-            upload = method.client_round(client, rnd)
+            starting = client.info.kind == "snn" and rnd.index < client.task.twin_rounds
+            with as_twin(client) if starting else nullcontext():
+                upload = method.client_round(client, rnd)
         payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}", method.partial)
         trained = evaluate_at("trained", method, client) if judged else {}
         # The last update of a round has no loss after it that would show it went wrong.

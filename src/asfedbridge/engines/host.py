@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round, Shard, Task, Upload
 from asfedbridge.engines import files
 from asfedbridge.engines.client import build_client, take_turn
 
 Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
+Diagnose = Callable[[Client], Payload]  # what a client says of itself when it is diagnosed
 STATE_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
 
@@ -54,18 +55,19 @@ class ClientHost:
         progress: Progress | None = None,
         capacity: int = 0,
         folder: Path | None = None,
+        diagnose: Diagnose | None = None,
     ) -> None:
         self.method, self.task, self.device, self.progress = method, task, device, progress
         self.infos = {info.id: info for info in infos}
         self.shards = dict(zip(self.infos, shards, strict=True))
         self.capacity = capacity or len(self.infos)
-        self._folder = folder
+        self._folder, self._diagnose = folder, diagnose
         self._clients: dict[int, Client] = {}  # in memory, the least recently used first
         self._changed: dict[int, int] = {}  # in memory and newer than its file, by the round that comes next
         self._states: dict[int, tuple[str, str]] = {}  # the newest file of a client: name and SHA-256
         self._unflushed: set[str] = set()  # files that a power cut could still take: no checkpoint refers to them yet
         self._saved: frozenset[str] = frozenset()  # names a checkpoint refers to: not ours to remove
-        self._evaluated: dict[int, dict[str, tuple[int, dict[str, float]]]] = {}  # a client's cache outlives its stay
+        self._evaluated: dict[int, dict[str, tuple[int, Answers]]] = {}  # a client's cache outlives its stay
 
     def turn(self, client: int, down: Payload, rnd: Round) -> Upload:
         """The closing visit is the end of a run: what it changes in a client is not kept when that makes room."""
@@ -73,6 +75,11 @@ class ClientHost:
         if not rnd.closing:
             self._changed[client] = rnd.index + 1
         return upload
+
+    def diagnose(self, client: int) -> Payload:
+        """The reading of a client as its last turn left it; changes nothing in it."""
+        assert self._diagnose
+        return self._diagnose(self._bring(client))
 
     def client(self, client: int) -> Client:
         """To look at: what is changed in it here is lost when it makes room."""

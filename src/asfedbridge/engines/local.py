@@ -1,6 +1,6 @@
 """The plain engine: every client in this process, one after the other. What the others are compared with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload
-from asfedbridge.engines.host import ClientHost, Progress
+from asfedbridge.engines.host import ClientHost, Diagnose, Progress
 
 
 class LocalEngine:
@@ -24,9 +24,10 @@ class LocalEngine:
         progress: Progress | None = None,
         at_work: int = 0,
         folder: Path | None = None,
+        diagnose: Diagnose | None = None,
     ) -> None:
         self._infos = list(infos)
-        self.host = ClientHost(method, task, infos, shards, device, progress, at_work, folder)
+        self.host = ClientHost(method, task, infos, shards, device, progress, at_work, folder, diagnose)
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "local", "workers": 1, "threads": torch.get_num_threads()}
@@ -36,6 +37,10 @@ class LocalEngine:
 
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
         return {i: self.host.turn(i, downs[i], rnd) for i in downs}
+
+    def diagnose(self, clients: Iterable[int]) -> dict[int, Payload]:
+        """Readings of these clients. Flower has no such method: features must not leave a node."""
+        return {i: self.host.diagnose(i) for i in clients}
 
     def save(self) -> Mapping[str, str]:
         return self.host.save()

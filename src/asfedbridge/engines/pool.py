@@ -3,7 +3,7 @@
 import heapq
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -15,7 +15,7 @@ import torch
 from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
-from asfedbridge.engines.host import Progress, owner, temporary_folder
+from asfedbridge.engines.host import Diagnose, Progress, owner, temporary_folder
 from asfedbridge.engines.process import deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import serve
@@ -83,6 +83,7 @@ class PoolEngine:
         folder: Path | None = None,
         workers: int = 0,
         threads: int = 0,
+        diagnose: Diagnose | None = None,
     ) -> None:
         self._infos = {info.id: info for info in infos}
         self._progress = progress
@@ -97,7 +98,7 @@ class PoolEngine:
             for number, mine in enumerate(pin(infos, workers)):
                 ours, theirs = context.Pipe()
                 room = len(mine) if everybody else -(-at_work // workers)
-                own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder)
+                own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder, diagnose)
                 process = context.Process(
                     target=serve, args=(theirs, self._threads, progress is not None, list(FILES), *own), daemon=True
                 )
@@ -119,21 +120,37 @@ class PoolEngine:
 
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
         """Each worker has one client's turn in hand, so no more downloads than workers are under way."""
-        ups: dict[int, Upload] = {}
-        queues = {w.number: deque(i for i in w.clients if i in downs) for w in self._workers}
 
-        def begin(worker: Worker) -> None:
+        def ask(worker: Worker, i: int) -> None:
+            request = {"do": "turn", "client": i, "round": [rnd.index, rnd.total]}
+            self._ask(worker, f"while {worker.clients[i].label} was in round {rnd.index}", request, downs[i])
+
+        return {h["client"]: Upload(tensors, h["metrics"]) for h, tensors in self._visit(downs, ask)}
+
+    def diagnose(self, clients: Collection[int]) -> dict[int, Payload]:
+        """As of the local engine."""
+
+        def ask(worker: Worker, i: int) -> None:
+            doing = f"while {worker.clients[i].label} was diagnosed"
+            self._ask(worker, doing, {"do": "diagnose", "client": i})
+
+        return {h["client"]: tensors for h, tensors in self._visit(clients, ask)}
+
+    def _visit(
+        self, clients: Collection[int], ask: Callable[[Worker, int], None]
+    ) -> Iterator[tuple[dict[str, Any], Payload]]:
+        """Ask every worker for its clients one after the other; answers as they come."""
+        queues = {w.number: deque(i for i in w.clients if i in clients) for w in self._workers}
+
+        def go_on(worker: Worker) -> None:
             if queues[worker.number]:
-                i = queues[worker.number].popleft()
-                request = {"do": "turn", "client": i, "round": [rnd.index, rnd.total]}
-                self._ask(worker, f"while {worker.clients[i].label} was in round {rnd.index}", request, downs[i])
+                ask(worker, queues[worker.number].popleft())
 
         for worker in self._workers:
-            begin(worker)
+            go_on(worker)
         for worker, header, tensors in self._answers():
-            ups[header["client"]] = Upload(tensors, header["metrics"])
-            begin(worker)
-        return ups
+            go_on(worker)
+            yield header, tensors
 
     def save(self) -> Mapping[str, str]:
         for worker in self._workers:

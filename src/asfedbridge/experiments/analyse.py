@@ -1,8 +1,8 @@
 """Analyses of finished runs: every client rebuilt from its checkpoint, all compared on one probe set.
 
-The final clients are those whose accuracy the summary reports: as the checkpoint holds them, or, where a method is
-judged at ``received``, after they took in the last aggregate. Snapshots show clients after local training, before
-aggregation.
+The last checkpoint holds every client after its last local training (``trained``) and the server's last state, from
+which each client can receive the last aggregate (``received``): both points can be analysed for every method. The
+default is the point whose accuracy the summary reports. Snapshots show clients at ``trained``, before aggregation.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from asfedbridge.analysis.cka import linear_cka
 from asfedbridge.analysis.mmd import FOURIER, SEED, median_bandwidth, mmd_squared
-from asfedbridge.analysis.pairs import block_means, correlate
+from asfedbridge.analysis.pairs import block_means, choose_clients, correlate
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ClientInfo, Point
 from asfedbridge.engines import checkpoint, files
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.portraits import Portrait, Table, Tell, choose_clients, portray
+from asfedbridge.experiments.portraits import Portrait, Table, Tell, portray
 from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.records import accuracy_at, ordered
+from asfedbridge.experiments.records import accuracies_after
 from asfedbridge.experiments.run import prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
 
-FORMAT = 1
+FORMAT = 2  # 1 had a probe set that was not balanced
 FILE = "analysis.json"
 MEASURES = ("cka", "mmd", "gradients")
 
@@ -45,6 +45,7 @@ class Study:
     fingerprint: str
     final: Portrait
     snapshots: list[Portrait]
+    point: Point
 
     @property
     def kernel(self) -> tuple[str, int]:
@@ -52,45 +53,55 @@ class Study:
         return self.fingerprint, self.spec.feature_dim
 
 
-def analyse(folders: Sequence[Path], data_root: Path, tell: Tell) -> Table:
-    """Measure each run, write its ``analysis.json``; return all of them and the correlations over them."""
+def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point | None = None) -> Table:
+    """Measure each run and write its analysis file; return all of them and the correlations over them.
+
+    ``point``: where the final clients stand; None: where their method is judged.
+    """
     opened = [(folder, *open_run(folder)) for folder in folders]  # all of them, before the first one takes its time
-    studies = [study(folder, spec, summary, data_root, tell) for folder, spec, summary in opened]
+    studies = [study(folder, spec, summary, data_root, tell, point) for folder, spec, summary in opened]
     results = []
     for one in studies:
         together = sorted((s for s in studies if s.kernel == one.kernel), key=lambda s: s.spec.digest())
         bandwidth = median_bandwidth([x for s in together for x in s.final.features])
         result = _describe(one, bandwidth, len(together))
+        file = one.folder / file_name(one.spec, point)
         try:
-            files.write_atomic(one.folder / FILE, json.dumps(result, indent=1, allow_nan=False).encode())
+            files.write_atomic(file, json.dumps(result, indent=1, allow_nan=False).encode())
         except OSError as error:
-            raise BadInput(f"{one.folder / FILE}: cannot write ({error.strerror}); free or change the disk") from None
+            raise BadInput(f"{file}: cannot write ({error.strerror}); free or change the disk") from None
         results.append({"folder": str(one.folder), **result})
     return {"runs": results, "correlation": correlations(results)}
 
 
-def read_analysis(folder: Path) -> Table | None:
+def file_name(spec: Spec, point: Point | None) -> str:
+    """``analysis.json`` at the method's own point, which reports show; the other point has a file of its own."""
+    return FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
+
+
+def read_analysis(folder: Path, name: str = FILE) -> Table | None:
     """What ``analyse`` wrote into this folder, if it did and it is whole."""
     try:
-        found = json.loads((folder / FILE).read_bytes())
+        found = json.loads((folder / name).read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
-def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell) -> Study:
+def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell, point: Point | None = None) -> Study:
+    point = point or spec.method.reports
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
     identity = setting.identity(spec)
     last = read_last(folder, spec, identity)
     chosen = choose_clients(setting.clients)
     states = folder / CHECKPOINT / checkpoint.CLIENTS
-    final = portray(spec, setting, chosen, last, states, spec.method.reports, tell, f"{folder}")
+    final = portray(spec, setting, chosen, last, states, point, tell, f"{folder}")
     snapshots = []
     for kept in checkpoint.list_folders(folder / SNAPSHOTS):
         then = checkpoint.read(kept, identity)
         snapshots.append(portray(spec, setting, chosen, then, kept / checkpoint.CLIENTS, "trained", tell, f"{kept}"))
-    return Study(folder, spec, summary, chosen, setting.probe.test_size, setting.fingerprint, final, snapshots)
+    return Study(folder, spec, summary, chosen, setting.probe.test_size, setting.fingerprint, final, snapshots, point)
 
 
 def correlations(results: Sequence[Table]) -> list[Table]:
@@ -114,13 +125,18 @@ def correlations(results: Sequence[Table]) -> list[Table]:
 
 
 def open_run(folder: Path) -> tuple[Spec, Table]:
-    """Specification and summary of a finished run."""
+    """Specification and summary of a finished run whose clients are in its folder."""
     spec = read_spec(folder, quickstart())
     if spec is None:
         raise BadInput(f"{folder}: is no run folder (no spec.toml); give one that asfedbridge run has written")
     summary = read_summary(folder)
     if summary is None:
         raise BadInput(f"{folder}: the run has not ended; finish it with asfedbridge run --resume --out {folder}")
+    if summary.get("engine") == "flower":
+        raise BadInput(
+            f"{folder}: a run of engine flower, whose clients are on their nodes; "
+            f"give a run of engine local or pool (the same specification gives the same bits)"
+        )
     return spec, summary
 
 
@@ -136,7 +152,9 @@ def read_last(folder: Path, spec: Spec, identity: Mapping[str, str]) -> checkpoi
 def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
     """What ``docs/analysis.md`` documents, key by key."""
     spec, summary = one.spec, one.summary
-    reported = {c["id"]: c["accuracy"] for c in summary["clients"]}
+    records = read_rounds(one.folder)
+    key = f"{one.point}.accuracy"
+    reported = {r["client"]: r[key] for r in records if key in r}  # the newest of each client
     kinds = [c.kind for c in one.clients]
     clients = [
         {
@@ -146,19 +164,13 @@ def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
             "width": c.width,
             "T": c.T,
             "accuracy": a,
-            "reported": reported[c.id],
+            "reported": reported.get(c.id),
         }
         for c, a in zip(one.clients, one.final.accuracy, strict=True)
     ]
-    records = read_rounds(one.folder)
     by_round = []
     for then in one.snapshots:
-        # An aggregate is received, and judged, in the round after the one that made it.
-        played: dict[Point, int] = {"trained": then.next_round - 1, "received": then.next_round}
-        accuracy: Table = {
-            point: ordered(accuracy_at([r for r in records if r["round"] == index], point))
-            for point, index in played.items()
-        }
+        accuracy = accuracies_after(records, then.next_round)
         about: Table = {"round": then.next_round, "point": "trained", "accuracy": accuracy}
         by_round.append(about | _measures(then, kinds, bandwidth, pooled))
     return {
@@ -169,7 +181,7 @@ def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
         "rounds": spec.rounds,
         "specification": spec.digest(),
         "data_fingerprint": one.fingerprint,
-        "point": spec.method.reports,
+        "point": one.point,
         "probe_images": one.images,
         "reported": summary["accuracy"]["all"],
         "reproduced": all(c["accuracy"] == c["reported"] for c in clients if c["reported"] is not None),

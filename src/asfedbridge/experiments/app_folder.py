@@ -105,10 +105,21 @@ def write_app(folder: Path, spec: Spec, config: Mapping[str, Any] | None = None)
     (package / "spec.toml").write_text(write_toml(spec), encoding="utf-8")
 
 
+def check_network(spec: Spec) -> None:
+    """Refuse what would look into clients: their states, features and gradients never leave a node."""
+    for field, what in (("snapshot_every", "states"), ("diagnose_every", "features and gradients")):
+        if value := getattr(spec, field):
+            raise BadInput(
+                f"{field}={value}: the {what} of clients do not leave their nodes; "
+                f"set it to 0, or use --engine local or pool"
+            )
+
+
 def write_deployment(folder: Path, spec: Spec, models: Sequence[str] = ()) -> None:
     """A folder to begin a federation of real machines with; files with ``models`` go to every node with the app."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: there is something already; give a new folder")
+    check_network(spec)
     write_app(folder / "app", spec)
     for number, file in enumerate(models):
         place = folder / "app" / PACKAGE / MODELS / f"{number}_{Path(file).name}"

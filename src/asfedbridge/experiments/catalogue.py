@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.experiments import paper
+from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import at_scale
 from asfedbridge.experiments.spec import Spec, apply_overrides, method_fields
 
 Scale = Literal["paper", "cpu", "smoke"]
+CostTable = Literal["computation", "communication"]  # of one example: a forward pass; payloads and a training round
 CIFAR = ("cifar10", "cifar100")
 ALL_DATA = (*CIFAR, "tiny-imagenet", "cifar10-dvs")
 MAIN = (
@@ -34,6 +36,7 @@ MAIN = (
 FEDERATED = MAIN[1:]
 HETEROGENEOUS = ("standalone", "sfedhifi", "fedfree", "fedproto", "fedtgp", "fml", "mh-pflid", "as-fedbridge")
 COMPARED = ("standalone", "fedproto", "fml", "as-fedbridge")
+PAPER_CLIENT = 9  # whose firing rates the paper shows: the last SNN client of 5+5
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Cell:
     column: str
     spec: Spec
     reported: Mapping[str, float] = field(default_factory=dict)  # by kind and "all", in percent
+    costs: Sequence[float] = ()  # what the paper reports, as columns of the experiment's cost table
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class Experiment:
     title: str
     claim: str  # of the paper, in our words
     cells: Callable[[Bench], list[Cell]]
-    analysis: str = ""  # what of `analyze` the table shows beside accuracy
+    analysis: str = ""  # what the table shows beside accuracy: a measure of `analyze`, or "diagnostics" by round
+    costs: CostTable | None = None  # what of `costs` it shows, measured on the runs
     rows: tuple[str, ...] = ()  # the default rows; empty: all
 
 
@@ -110,7 +115,12 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def _experiment(
-    name: str, title: str, claim: str, analysis: str = "", rows: tuple[str, ...] = ()
+    name: str,
+    title: str,
+    claim: str,
+    analysis: str = "",
+    costs: CostTable | None = None,
+    rows: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
     def enter(cells: Callable[[Bench], list[Cell]]) -> Callable[[Bench], list[Cell]]:
         def at_scale_of(bench: Bench) -> list[Cell]:
@@ -118,7 +128,7 @@ def _experiment(
             made = cells(bench)
             return [replace(cell, reported={}) for cell in made] if bench.scale == "smoke" else made
 
-        EXPERIMENTS[name] = Experiment(name, title, claim, at_scale_of, analysis, rows)
+        EXPERIMENTS[name] = Experiment(name, title, claim, at_scale_of, analysis, costs, rows)
         return cells
 
     return enter
@@ -212,12 +222,12 @@ def _controls(bench: Bench, kinds: Iterable[str]) -> list[Cell]:
         name, _, steps = kind.replace(":b=", "").partition(":T=")
         mixed = {"ann": "ann", "snn": "5+5"}.get(name, f"ann+{name}")
         change = {"T": int(steps)} if steps else {}
-        for method, fleet, column, reported in (
-            ("fedavg", name, "alike (FedAvg)", paper.ALIKE),
-            ("as-fedbridge", mixed, "mixed (Bridge)", paper.MIXED),
+        for method, fleet, column, reported, configuration in (
+            ("fedavg", name, "alike (FedAvg)", paper.ALIKE, kind),
+            ("as-fedbridge", mixed, "mixed (Bridge)", paper.MIXED, f"ann+{kind}"),
         ):
             spec = bench.spec(method, "cifar100", fleet=fleet, **change)
-            cells.append(Cell(kind, column, spec, {"all": reported[kind]}))
+            cells.append(Cell(kind, column, spec, {"all": reported[kind]}, paper.COMPUTATION[configuration]))
     return cells
 
 
@@ -225,6 +235,7 @@ def _controls(bench: Bench, kinds: Iterable[str]) -> list[Cell]:
     "necessity",
     "Mixed federations against homogeneous ones",
     "ANN and SNN together beat ten of either; more time steps help; ANN with ANN is best but costs most.",
+    costs="computation",
 )
 def _necessity(bench: Bench) -> list[Cell]:
     return _controls(bench, ("bnn", "snn:T=2", "snn:T=4", "snn:T=8", "ann"))
@@ -234,6 +245,7 @@ def _necessity(bench: Bench) -> list[Cell]:
     "lowbit",
     "Low-bit networks in the place of SNNs",
     "At matched 2, 4 and 8 (bits or time steps) the SNN mixture is above the quantised one.",
+    costs="computation",
 )
 def _lowbit(bench: Bench) -> list[Cell]:
     kinds = ("bnn", "qnn:b=2", "qnn:b=4", "qnn:b=8", "snn:T=2", "snn:T=4", "snn:T=8", "ann")
@@ -278,14 +290,14 @@ def _bridge_width(bench: Bench) -> list[Cell]:
     "motivation",
     "Direct FedAvg over ANN and SNN clients, round by round",
     "Accuracy collapses while the two kinds' features and gradients stay apart.",
-    analysis="by_round",
+    analysis="diagnostics",
 )
 def _motivation(bench: Bench) -> list[Cell]:
     fleets = {"mixed": "5+5", "ANN only": "ann", "SNN only": "snn"}
-    rounds = bench.spec("fedavg", "cifar10").rounds
-    every = max(1, rounds // 10)
+    every = max(1, bench.spec("fedavg", "cifar10").rounds // 10)
+    # Every round is evaluated: the aggregate of a diagnosed round is received in the next one.
     return [
-        Cell(name, data, bench.spec("fedavg", data, fleet=fleet, snapshot_every=every))
+        Cell(name, data, bench.spec("fedavg", data, fleet=fleet, diagnose_every=every, evaluate_every=1))
         for data in CIFAR
         for name, fleet in fleets.items()
     ]
@@ -313,21 +325,44 @@ def _rates(bench: Bench) -> list[Cell]:
     return [Cell("as-fedbridge", "cifar10", bench.spec("as-fedbridge", "cifar10"))]
 
 
-for _name, _title, _claim in (
-    ("communication", "Payload and training cost of every method", "The Bridge is 3.93 MB, a tenth of a backbone."),
-    (
-        "computation",
-        "Operations of one forward pass",
-        "A mixed fleet needs about half an ANN fleet's FLOPs, and few SOPs.",
-    ),
-):
-    _experiment(_name, f"{_title} (counted, not trained)", _claim)(lambda bench: [])
+@_experiment(
+    "communication",
+    "Payload and training cost of every method",
+    "The Bridge is 3.93 MB, a tenth of a backbone.",
+    costs="communication",
+)
+def _communication(bench: Bench) -> list[Cell]:
+    """Runs of ``main``, whose spikes are counted."""
+    cells = _methods(bench, paper.COMMUNICATION, ["cifar100"], paper.MAIN)
+    return [replace(cell, costs=paper.COMMUNICATION[cell.row]) for cell in cells]
+
+
+_experiment(
+    "computation",
+    "Operations of one forward pass (counted, not trained)",
+    "A mixed fleet needs about half an ANN fleet's FLOPs, and few SOPs.",
+    costs="computation",
+)(lambda bench: [])
 
 
 def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise BadInput(f"experiment '{name}' is not known{nearest(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]
+
+
+def choose_client(experiment: Experiment, cells: Sequence[Cell], client: int | None) -> int | None:
+    """The SNN client whose firing rates are shown beside the mean; None for an experiment that shows no rates."""
+    if experiment.analysis != "rates":
+        if client is not None:
+            raise BadInput(f"--client {client}: {experiment.name} shows no single client; only rates does")
+        return None
+    chosen = PAPER_CLIENT if client is None else client
+    for cell in cells:
+        known = [c.id for c in parse_fleet(cell.spec.fleet, cell.spec.T) if c.kind == "snn"]
+        if chosen not in known:
+            raise BadInput(f"--client {chosen}: not an SNN client of this experiment; use one of {known}")
+    return chosen
 
 
 def select(cells: Sequence[Cell], rows: Sequence[str] | None, columns: Sequence[str] | None) -> list[Cell]:

@@ -1,6 +1,7 @@
 """What a specification or a finished run costs, as one plain table of tables: docs/costs.md explains every key."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,8 +9,9 @@ from typing import Any, NamedTuple
 from asfedbridge.analysis import costs, rounds
 from asfedbridge.analysis.costs import Operations
 from asfedbridge.analysis.firing import Firing, firing_rates
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task, first_of_each
-from asfedbridge.engines import checkpoint
+from asfedbridge.engines import checkpoint, files
 from asfedbridge.engines.client import EVALUATION_BATCH
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.experiments.analyse import open_run, read_last
@@ -21,6 +23,8 @@ from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import CHECKPOINT
 from asfedbridge.models.zoo import check_backbone, outline_backbone
 
+FORMAT = 1
+FILE = "measured-costs.json"
 Table = dict[str, Any]
 
 
@@ -61,6 +65,35 @@ def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[Client
         layers = firing_rates(client, client.shard.test_batches(EVALUATION_BATCH))
         found.setdefault(client.info.shape, []).append((layers, client.info.test_size))
     return spec, setting, {shape: _spikes(parts) for shape, parts in found.items()}
+
+
+def run_costs(folder: Path, data_root: Path) -> Table:
+    """What a finished run costs with the spikes of its own clients: ``forward`` of its fleet, and its method's part.
+
+    Spikes are counted once: the result stays in the run folder.
+    """
+    if (known := read_costs(folder)) is not None:
+        return known
+    spec, setting, spikes = measure_run(folder, data_root)
+    task, clients = setting.task, setting.clients
+    measured = {shape: s.operations for shape, s in spikes.items()}
+    bridge = costs.bridge_for(task, spec.method) if rounds.uses_bridge(task, spec.method, clients) else None
+    forward = _millions(costs.configuration_cost(task, clients, bridge, measured), energy=False)
+    table = {"format": FORMAT, "forward": forward, **_method(task, spec.method, clients, measured)}
+    try:
+        files.write_atomic(folder / FILE, json.dumps(table, indent=1, allow_nan=False).encode())
+    except OSError as error:
+        raise BadInput(f"{folder / FILE}: cannot write ({error.strerror}); free or change the disk") from None
+    return table
+
+
+def read_costs(folder: Path) -> Table | None:
+    """What ``run_costs`` wrote into this folder, if it did and it is whole."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
 def cost_table(

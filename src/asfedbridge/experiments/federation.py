@@ -32,7 +32,16 @@ from asfedbridge.engines.flower.server import make_server_app
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library
-from asfedbridge.experiments.app_folder import CONFIG, MODELS, ON_NODES, OUTCOME, PROCESS, PROGRESS, STATES
+from asfedbridge.experiments.app_folder import (
+    CONFIG,
+    MODELS,
+    ON_NODES,
+    OUTCOME,
+    PROCESS,
+    PROGRESS,
+    STATES,
+    check_network,
+)
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.records import event_records
@@ -82,8 +91,7 @@ def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
 def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
     """The server's side of a run, from its last checkpoint if there is one; returns the summary."""
     out = Path(config["out"]).absolute()
-    if spec.snapshot_every:
-        raise BadInput("snapshot_every: the states of clients are on their nodes; set it to 0, or take another engine")
+    check_network(spec)
     if spec.data == ON_NODES and spec.method.pools_data:
         raise BadInput(f"method={spec.method.name} with data=nodes: it needs everybody's data in one place")
     if as_private(spec.method):

@@ -23,7 +23,7 @@ BITS, FEWEST_BITS, MOST_BITS = 4, 2, 8  # of a qnn: where an entry names none, a
 N = TypeVar("N", int, float)
 MOST_CLIENTS, MOST_STEPS, NARROWEST, WIDEST = 10_000, 64, 0.01, 4.0
 
-# The paper's fleets at width 1; ``name_fleet`` writes them at the width of the recipe.
+# The paper's fleets: ResNet-18 at width 1. ``name_fleet`` writes them with the families and at the width of a recipe.
 _SCALES = ("@0.25", "@0.5", "", "@0.25", "@0.5")
 _ARCHITECTURES = ("resnet18", "vgg11", "vgg9", "resnet18", "mobilenet")
 _LOW_BIT = {"bnn": "bnn", "qnn2": "qnn:b=2", "qnn4": "qnn:b=4", "qnn8": "qnn:b=8"}
@@ -36,19 +36,27 @@ FLEETS = {
 }
 
 
-def name_fleet(text: str, width: float) -> str:
-    """The line of a named fleet, NAME or NAME@width, with ``width`` in place of 1; any other text as it is."""
+def name_fleet(text: str, base: Sequence[ClientInfo]) -> str:
+    """The line of a named fleet, NAME or NAME@width, in the terms of another fleet; any other text as it is.
+
+    Width 1 becomes the width of the widest client of ``base``, and ResNet-18 becomes the family that ``base`` has for
+    that kind (or for its first client). The fleet ``architecture`` keeps its families.
+    """
     name, at, own = (part.strip() for part in text.partition("@"))
     if name not in FLEETS:
         return text
+    width = max(c.width for c in base)
     if at:
         width = _number(own, float, NARROWEST, WIDEST, f"fleet '{text}': width")
     entries = []
     for entry in FLEETS[name].split(","):
-        model, colon, kind = entry.partition(":")
-        model, _, share = model.partition("@")
+        head, _, kind = entry.partition(":")
+        model, _, share = head.partition("@")
+        count, star, model = model.rpartition("*")
+        if name != "architecture":
+            model = next((c.model for c in base if c.kind == kind.partition(":")[0]), base[0].model)
         scaled = width * float(share or 1)
-        entries.append((model if scaled == 1 else f"{model}@{scaled:g}") + colon + kind)
+        entries.append(f"{count}{star}{model}{'' if scaled == 1 else f'@{scaled:g}'}:{kind}")
     return ",".join(entries)
 
 

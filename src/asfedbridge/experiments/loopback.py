@@ -11,7 +11,7 @@ from typing import Any
 from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
 from asfedbridge.engines.flower.loopback import PATIENCE, Loopback
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.experiments.app_folder import OUTCOME, PROCESS, PROGRESS, STATES, write_app
+from asfedbridge.experiments.app_folder import OUTCOME, PROCESS, PROGRESS, STATES, check_network, write_app
 from asfedbridge.experiments.run import pick_device, prepare
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.experiments.store import RunFolder, read_summary
@@ -27,6 +27,7 @@ def execute(
 ) -> dict[str, Any]:
     """Play the run in ``out`` to its end; ``options`` are entries of ``app_folder.CONFIG``."""
     out, data_root = out.absolute(), data_root.absolute()
+    check_network(spec)
     pick_device(spec.device)
     prepare_process(1)
     setting = prepare(spec, data_root)

@@ -27,7 +27,6 @@ from asfedbridge.experiments.run import Setting, pick_device
 from asfedbridge.experiments.spec import Spec
 from asfedbridge.models.bridge import Bridge
 
-MOST_OF_A_KIND = 20  # clients: matrices are quadratic in them
 Tell = Callable[[str], None]
 Table = dict[str, Any]
 
@@ -59,17 +58,6 @@ class Portrait:
     gradients: Cosines
     accuracy: list[float]  # of each on its own test images
     rates: list[Table]
-
-
-def choose_clients(clients: Sequence[ClientInfo]) -> list[ClientInfo]:
-    """Everybody, of a large fleet the first so many of each kind."""
-    kinds: dict[str, int] = {}
-    chosen = []
-    for client in clients:
-        kinds[client.kind] = kinds.get(client.kind, 0) + 1
-        if kinds[client.kind] <= MOST_OF_A_KIND:
-            chosen.append(client)
-    return chosen
 
 
 def portray(

@@ -16,12 +16,15 @@ from pathlib import Path
 
 import torch
 
+from asfedbridge.analysis.diagnostics import Reading
+from asfedbridge.analysis.pairs import choose_clients
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Round, Upload, first_of_each
 from asfedbridge.data.loader import Shard
 from asfedbridge.data.sources import data_root
 from asfedbridge.engines.client import build_client, evaluate
 from asfedbridge.engines.process import prepare_process
+from asfedbridge.experiments.diagnostics import diagnosed_rounds
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import pick_device, prepare
 from asfedbridge.experiments.spec import Spec, from_table
@@ -53,7 +56,10 @@ def measure(spec: Spec, root: Path) -> Estimate:
     method, rnd = spec.method, Round(spec.rounds // 2, spec.rounds)
     shapes = first_of_each(setting.clients)
     state = method.server_init(setting.task, setting.clients)
-    seconds, ups = 0.0, dict[int, Upload]()
+    seconds, diagnosis, ups = 0.0, 0.0, dict[int, Upload]()
+    diagnosed = diagnosed_rounds(spec.diagnose_every, spec.rounds, spec.rounds)
+    compared = choose_clients(setting.clients) if diagnosed else []
+    some = _cut(setting.probe, few)
     for info in shapes:
         shard = _cut(setting.shards[info.id], few)
         small = replace(info, train_size=shard.train_size, test_size=shard.test_size)
@@ -74,9 +80,14 @@ def measure(spec: Spec, root: Path) -> Estimate:
         look = _timed(lambda client=client: evaluate(client, lambda x: client.backbone(x).logits))  # type: ignore[misc]
         for member in (c for c in setting.clients if c.shape == info.shape):
             seconds += whole * member.train_size / small.train_size + 2 * look * member.test_size / small.test_size
+        if diagnosed:
+            read = _timed(lambda client=client: Reading(some)(client))  # type: ignore[misc]
+            alike = sum(c.shape == info.shape for c in compared)
+            diagnosis += alike * read * setting.probe.test_size / some.test_size
     served = _timed(lambda: method.server_round(state, shapes, ups, rnd)) * len(setting.clients) / len(shapes)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Estimate(spec.rounds * (seconds * spec.participation + served), peak)
+    turns, diagnoses = spec.rounds * seconds, len(diagnosed) * diagnosis
+    return Estimate((turns + diagnoses) * spec.participation + spec.rounds * served, peak)
 
 
 def _cut(shard: Shard, count: int) -> Shard:

@@ -7,7 +7,6 @@ from typing import Any
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Optimiser
 from asfedbridge.experiments.spec import Spec
-from asfedbridge.methods.as_fedbridge import ASFedBridge
 
 # What a recipe must set for a data set, by recipe and data set. A source that is not named here, such as npz:PATH,
 # demands nothing. At cpu scale, a data set with more classes has fewer images per class.
@@ -115,8 +114,7 @@ def _short_run(method: Method) -> Method:
     A run of some hundred steps needs a Bridge that learns faster (rate) and an SNN that is supervised on its mean
     output: TET makes its start slower. Methods that share a network like the Bridge get the same network and rate.
     """
-    method = _adapt(method, bridge_lr=0.05, bridge_width=0.35)
-    return replace(method, snn_loss="ce") if isinstance(method, ASFedBridge) else method
+    return _adapt(method, bridge_lr=0.05, bridge_width=0.35, snn_loss="ce")
 
 
 def _adapt(method: Method, **values: Any) -> Method:

@@ -51,6 +51,18 @@ def accuracy_at(records: Sequence[Record], point: Point, name: str = "accuracy")
     return group_means(newest.values()).get(f"{point}.{name}", {})
 
 
+def accuracies_after(records: Sequence[Record], played: int) -> dict[Point, dict[str, float]]:
+    """Accuracies after so many rounds: of the clients that trained last, and of the aggregate they made.
+
+    An aggregate is received, and evaluated, in the round after the one that made it.
+    """
+    rounds: dict[Point, int] = {"trained": played - 1, "received": played}
+    return {
+        point: ordered(accuracy_at([r for r in records if r["round"] == index], point))
+        for point, index in rounds.items()
+    }
+
+
 def summarise(
     method: Method, clients: Sequence[ClientInfo], records: Sequence[Record], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -65,8 +77,10 @@ def summarise(
     # Partial rounds would flatter: the best round is sought among those that evaluated every client.
     full = {i: group_means(rs)[key] for i, rs in by_round.items() if len(rs) == len(clients)}
     best = max(full, key=lambda i: (full[i]["all"], -i)) if full else None
+    shared = method.fused_with
     beside = {
-        "bridge": accuracy_at(records, "received", "bridge_accuracy"),
+        "bridge": accuracy_at(records, "received", f"{shared}_accuracy") if shared else {},
+        "fused": accuracy_at(records, "received", "fused_accuracy"),
         "nearest": accuracy_at(records, point, "nearest_accuracy"),
     }
     return {

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, Diverged
-from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.core.protocol import ClientInfo, Point
 from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
-from asfedbridge.experiments.analyse import analyse, read_analysis
+from asfedbridge.experiments.analyse import analyse, file_name, read_analysis
 from asfedbridge.experiments.catalogue import Cell
+from asfedbridge.experiments.costs import read_costs, run_costs
+from asfedbridge.experiments.diagnostics import read_course
 from asfedbridge.experiments.records import Record
 from asfedbridge.experiments.run import Setting, execute
 from asfedbridge.experiments.spec import Spec
@@ -158,14 +160,20 @@ def state_of(job: Job) -> str:
     return f"round {records[-1]['round'] + 1} of {job.spec.rounds}" if records else "to do"
 
 
-def measure(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any]]:
-    """``analysis.json`` of every finished run, by folder: made once for all of them together.
+def read_courses(jobs: Sequence[Job]) -> dict[Path, Mapping[str, Any]]:
+    """The diagnosed rounds of every finished run, by folder, in the layout of ``analysis.json``."""
+    return {job.folder: {"by_round": read_course(job.folder)} for job in jobs if job.summary() is not None}
+
+
+def measure(jobs: Sequence[Job], root: Path, tell: Tell, point: Point | None = None) -> dict[Path, Mapping[str, Any]]:
+    """The analysis at ``point`` of every finished run, by folder: made once for all of them together.
 
     Methods are comparable in MMD only with one bandwidth, so runs are measured anew when their company has changed.
     """
-    folders = [job.folder for job in jobs if job.summary() is not None]
+    names = {job.folder: file_name(job.spec, point) for job in jobs if job.summary() is not None}
+    folders = list(names)
     known: dict[Path, Mapping[str, Any]] = {
-        folder: found for folder in folders if (found := read_analysis(folder)) is not None
+        folder: found for folder, name in names.items() if (found := read_analysis(folder, name)) is not None
     }
     companies: dict[str, list[Mapping[str, Any]]] = {}
     for run in known.values():
@@ -175,5 +183,20 @@ def measure(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[s
         for runs in companies.values()
     )
     if len(known) < len(folders) or not settled:
-        known = dict(zip(folders, analyse(folders, root, tell)["runs"], strict=True))
+        known = dict(zip(folders, analyse(folders, root, tell, point)["runs"], strict=True))
     return known
+
+
+def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any] | str]:
+    """What every finished run costs, by folder; of a run that cannot be measured, the reason."""
+    found: dict[Path, Mapping[str, Any] | str] = {}
+    for job in jobs:
+        if job.summary() is None:
+            continue
+        if read_costs(job.folder) is None:
+            tell(f"{job.label}: counting operations")
+        try:
+            found[job.folder] = run_costs(job.folder, root)
+        except BadInput as error:
+            found[job.folder] = str(error)
+    return found

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from asfedbridge.analysis.diagnostics import Reading
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
@@ -30,6 +31,7 @@ from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.tolerance import Event, Tolerance
 from asfedbridge.experiments.accounting import as_private, load_library, summarise_privacy
 from asfedbridge.experiments.app_folder import ON_NODES
+from asfedbridge.experiments.diagnostics import Diagnose, Diagnostics
 from asfedbridge.experiments.fleet import one_of_each, parse_fleet
 from asfedbridge.experiments.records import Record, make_records, summarise
 from asfedbridge.experiments.spec import Spec
@@ -90,7 +92,8 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         fleet = one_of_each(fleet)
         partition = pool(partition, len(fleet))
     shards = make_shards(dataset, partition, spec.augment)
-    (common,) = make_shards(dataset, probe(partition, PROBE_IMAGES, seeds.seed(PROBE_SEED, "probe")), spec.augment)
+    shared = probe(partition, dataset.y_test.numpy(), PROBE_IMAGES, seeds.seed(PROBE_SEED, "probe"))
+    (common,) = make_shards(dataset, shared, spec.augment)
     task = make_task(spec, len(dataset.classes), dataset.channels, dataset.image_size, dataset.frames, fleet)
     clients = [
         dataclasses.replace(c, train_size=s.train_size, test_size=s.test_size)
@@ -148,7 +151,7 @@ def execute(
             with _told(observer, "compiling spiking kernels (on first use only)"):
                 compile_kernels()  # here, once, and not in every worker
         with closing(make_engine(engine, spec, setting, folder, device, observer.epoch_ends, workers)) as started:
-            return play(spec, setting, folder, observer, started)
+            return play(spec, setting, folder, observer, started, diagnose=started.diagnose)
     except OSError as error:
         raise BadInput(
             f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
@@ -172,9 +175,10 @@ def make_engine(
     at_work = count_at_work(len(setting.clients), spec.participation)
     states = folder.checkpoints / checkpoint.CLIENTS
     common = (spec.method, setting.task, setting.clients, setting.shards, device, progress, at_work, states)
+    reading = Reading(setting.probe) if spec.diagnose_every else None
     if name == "pool":
-        return PoolEngine(*common, workers=workers, threads=spec.threads)
-    return LocalEngine(*common)
+        return PoolEngine(*common, workers=workers, threads=spec.threads, diagnose=reading)
+    return LocalEngine(*common, diagnose=reading)
 
 
 def play(
@@ -185,10 +189,11 @@ def play(
     engine: Engine,
     tolerance: Tolerance | None = None,
     early: Sequence[Event] = (),
+    diagnose: Diagnose | None = None,
 ) -> dict[str, Any]:
     """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
 
-    ``early`` events happened before the first of these rounds.
+    ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
     """
     method, task = spec.method, setting.task
     private = as_private(method)
@@ -196,11 +201,14 @@ def play(
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
     records = folder.begin(start, restored.records if restored else "")
+    first = Round(start, spec.rounds)
+    every = spec.diagnose_every
+    diagnostics = Diagnostics(folder, every, first, diagnose) if every and diagnose else None
     begin = time.perf_counter() - (restored.seconds if restored else 0.0)
     observer.run_begins(spec, setting, start)
     for event in early:
         assert tolerance
-        tolerance.tell(Round(start, spec.rounds), event)
+        tolerance.tell(first, event)
 
     def after_round(
         rnd: Round,
@@ -214,6 +222,8 @@ def play(
         new = make_records(rnd, participants, sent, ups)
         folder.add_round(new)
         records.extend(new)
+        if diagnostics:
+            diagnostics.after_training(rnd, participants)
         played = rnd.index + 1
         kept = spec.snapshot_every > 0 and played % spec.snapshot_every == 0
         if not rnd.closing and (kept or played % spec.checkpoint_every == 0 or played == rnd.total):

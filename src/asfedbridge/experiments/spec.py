@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
+from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
 from asfedbridge.experiments.fleet import MOST_STEPS, name_fleet, parse_fleet
 from asfedbridge.methods.averaging import Averaging
 
@@ -36,11 +36,15 @@ class Spec:
     rounds: int = 100
     epochs: int = 5  # of the private backbone, per round
     batch_size: int = 256
+    short_batch: ShortBatch = "merge"  # a last batch of less than half of batch_size joins the one before it
     participation: float = 1.0  # share of clients drawn each round
     evaluate_every: int = 1  # rounds; the last one always
+    diagnose_every: int = 0  # rounds whose trained clients are compared (CKA, MMD, gradients); 0: none
     seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
+    twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
@@ -93,13 +97,22 @@ class Spec:
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-# Fields that came after the first runs: while they are as they were without them, those runs keep their identity.
+# Fields that came after the first runs, with the values those runs were made with. A field with this value is left out
+# of the digest, so those runs keep their identity. The default of new runs may be another.
 LATER: Table = {
     "quantiser": "lsq",
     "frames_by": "count",
     "skip_damaged": False,
     "evaluate_every": 1,
+    "diagnose_every": 0,
     "compress": "none",
+    "twin_rounds": 0,
+    "method.gate": "none",
+    "method.fused_holdout": 0.0,
+    "short_batch": "keep",
+    "optimiser.clip": 0.0,
+    "start": "equal",
+    "method.receivers": "frozen",
     **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
 
@@ -114,6 +127,8 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("batch_size", 1, 10**6),
     ("participation", 1e-6, 1),
     ("evaluate_every", 1, 10**6),
+    ("twin_rounds", 0, 10**6),
+    ("diagnose_every", 0, 10**6),
     ("seed", 0, 2**63 - 1),
     ("feature_dim", 1, 65536),
     ("threads", 0, 4096),
@@ -132,7 +147,7 @@ def to_table(spec: Spec) -> Table:
 def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
     """``base`` with the fields of ``table`` in place of its own; every name and type is checked.
 
-    A named fleet is written out at the width of the base's widest client.
+    A named fleet is written out with the families of the base's fleet and at the width of its widest client.
     """
     changes: Table = {}
     for key, value in table.items():
@@ -143,7 +158,7 @@ def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
         else:
             changes |= _coerced(Spec, {key: value}, "")
     if "fleet" in changes:
-        changes["fleet"] = name_fleet(changes["fleet"], max(c.width for c in parse_fleet(base.fleet, base.T)))
+        changes["fleet"] = name_fleet(changes["fleet"], parse_fleet(base.fleet, base.T))
     return dataclasses.replace(base, **changes)
 
 
@@ -160,6 +175,20 @@ def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
                 raise BadInput(f"unknown key '{key}'{nearest(key, known_keys(spec))}")
             table[head] = {**_as_table(table.get(head, {}), head), rest: value}
     return from_table(table, spec)
+
+
+def restored(table: Mapping[str, Any]) -> Table:
+    """The table of a stored run; fields that it lacks because they came later get the values it was run with."""
+    full: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    method = full.setdefault("method", {})
+    cls = METHODS.get(str(method.get("name"))) if isinstance(method, dict) else None
+    own = method_fields(cls) if cls else {}
+    for name, value in LATER.items():
+        place, _, key = name.rpartition(".")
+        fields = full.setdefault(place, {}) if place else full
+        if isinstance(fields, dict) and (place != "method" or key in own):
+            fields.setdefault(key, value)
+    return full
 
 
 def known_keys(spec: Spec) -> list[str]:

@@ -1,4 +1,5 @@
-"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, snapshots/, tensorboard/."""
+"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, tensorboard/ and, where asked for,
+snapshots/ and diagnostics.jsonl."""
 
 import fcntl
 import hashlib
@@ -18,7 +19,7 @@ import asfedbridge
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.experiments.records import Record, group_means
-from asfedbridge.experiments.spec import Spec, from_table
+from asfedbridge.experiments.spec import Spec, from_table, restored
 from asfedbridge.experiments.tensorboard import EventFile
 from asfedbridge.experiments.toml import read_toml, write_toml
 
@@ -26,6 +27,7 @@ SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "sum
 CHECKPOINT, SNAPSHOTS = "checkpoint", "snapshots"
 BEGINNING = {LOCK, f"{SPEC}.partial"}  # all there is when a run is killed before it has begun
 RELEASES = "releases.jsonl"  # of a private run
+DIAGNOSTICS = "diagnostics.jsonl"  # of a run with diagnose_every
 CUT_OFF = re.compile(rb"(\[(\d+, )*(\d+,?)?)?")  # what a crash can leave of a release
 
 
@@ -63,7 +65,7 @@ class RunFolder:
 
         ``sha256`` is that of the rest, as a checkpoint remembers it.
         """
-        kept = [r for r in _read_lines(self.path) if r["round"] < next_round]
+        kept = [r for r in _read_lines(self.path / ROUNDS) if r["round"] < next_round]
         if sha256 and hashlib.sha256(_lines(kept)).hexdigest() != sha256:
             raise BadInput(
                 f"{self.path / ROUNDS}: is not what it was after round {next_round - 1}; "
@@ -86,21 +88,30 @@ class RunFolder:
 
     def add_events(self, records: Sequence[Record]) -> None:
         """Records that no curve is drawn of."""
-        with (self.path / ROUNDS).open("ab") as file:
-            file.write(_lines(records))
-            file.flush()
-            os.fsync(file.fileno())
+        _append(self.path / ROUNDS, _lines(records))
+
+    def begin_diagnostics(self, done: Sequence[int]) -> list[Record]:
+        """Cut the diagnostics back to the rounds that are ``done``; every one of them must be there."""
+        file = self.path / DIAGNOSTICS
+        kept = [line for line in _read_lines(file) if line["round"] in done]
+        if [line["round"] for line in kept] != list(done):
+            raise BadInput(
+                f"{file}: does not hold the diagnosed rounds up to the checkpoint; "
+                f"restore it, or start again in another --out"
+            )
+        write_atomic(file, _lines(kept))
+        return kept
+
+    def add_diagnosis(self, line: Record) -> None:
+        _append(self.path / DIAGNOSTICS, _lines([line]))
 
     def add_release(self, clients: Sequence[int]) -> None:
         """Note whose updates are in an aggregate that is about to be sent out with noise.
 
         Never cut back: what is played again after a crash is sent out again, with other noise, and counts again.
         """
-        with (self.path / RELEASES).open("ab") as file:
-            # On a line of its own, whatever a crash left there.
-            file.write(b"\n" + json.dumps(clients).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        # On a line of its own, whatever a crash left there.
+        _append(self.path / RELEASES, b"\n" + json.dumps(clients).encode() + b"\n")
 
     def hand_over(self) -> None:
         """Let another process have the folder."""
@@ -124,9 +135,12 @@ class RunFolder:
 
 
 def read_spec(path: Path, base: Spec) -> Spec | None:
-    """The specification of the run in this folder, if one is there."""
+    """The specification of the run in this folder, if one is there.
+
+    A field that was added after the run was made has the value that the run was made with.
+    """
     file = path / SPEC
-    return from_table(read_toml(file), base) if file.exists() else None
+    return from_table(restored(read_toml(file)), base) if file.exists() else None
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
@@ -140,17 +154,21 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 def read_rounds(path: Path) -> list[Record]:
     """What every client did in every round."""
-    return [r for r in _read_lines(path) if "event" not in r]
+    return [r for r in _read_lines(path / ROUNDS) if "event" not in r]
 
 
 def read_events(path: Path) -> list[Record]:
     """What happened to clients behind a network: absent, lost, refused, returned ..."""
-    return [r for r in _read_lines(path) if "event" in r]
+    return [r for r in _read_lines(path / ROUNDS) if "event" in r]
 
 
-def _read_lines(path: Path) -> list[Record]:
+def read_diagnostics(path: Path) -> list[Record]:
+    """The diagnosed rounds, in order; none of a run without ``diagnose_every``."""
+    return _read_lines(path / DIAGNOSTICS)
+
+
+def _read_lines(file: Path) -> list[Record]:
     """Every record. A line cut short by a crash, without its end, is passed over; other damage is said."""
-    file = path / ROUNDS
     records: list[Record] = []
     *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
     for number, line in enumerate(lines, start=1):
@@ -212,6 +230,13 @@ def _processor() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()
+
+
+def _append(file: Path, content: bytes) -> None:
+    with file.open("ab") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _lines(records: Iterable[Record]) -> bytes:

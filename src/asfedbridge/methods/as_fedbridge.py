@@ -7,34 +7,54 @@ Server: mean of the bodies by shard size.
 Choices, where the paper is silent:
 - weights move in a straight line over the rounds;
 - low-bit clients (BNN, QNN) do as ANN clients do, and count as such in `direction`;
+- with one direction only, the clients that receive never change the Bridge's body and upload nothing, but they adapt
+  what is private in their Bridge: the head learns as in injection and BatchNorm statistics move. Otherwise their
+  teacher would keep an untrained head. `receivers=frozen` leaves their Bridge as received (all injection disabled);
 - the Bridge's optimiser state stays on the client (the paper's client algorithm retains it);
 - the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import losses, pseudospike
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
 from asfedbridge.core.training import Terms, fit, fit_backbone
 from asfedbridge.methods.bridge_sharing import BridgeSharing
+
+Gate = Literal["none", "right", "confident"]
+
+
+def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> Tensor | None:
+    """The images on which the teacher is heard; None for all.
+
+    "right": its first choice is the label. "confident": it gives the label more probability than the student does.
+    """
+    if gate == "none":
+        return None
+    if gate == "right":
+        return teacher_BC.argmax(dim=1) == y_B
+    own, other = (F.log_softmax(z.detach(), dim=1).gather(1, y_B[:, None])[:, 0] for z in (student_BC, teacher_BC))
+    return other > own
 
 
 @register("as-fedbridge")
 @dataclass(frozen=True)
 class ASFedBridge(BridgeSharing):
     module: ClassVar[str] = "bridge"
+    fused_with: ClassVar[str] = "bridge"
     # ablations: each switch removes one part
     direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
+    receivers: Literal["adapt", "frozen"] = "adapt"  # with one direction: the private part of a receiver's Bridge
     pseudo_spike: bool = True  # the whole rate branch: quantiser, rate loss and PSPR
-    personal_head: bool = True  # False: one head, communicated and averaged with the body
     pspr: bool = True
     quantise: bool = True
     rate_loss: bool = True
@@ -47,6 +67,7 @@ class ASFedBridge(BridgeSharing):
     alpha_rate: float = 0.005
     alpha_pspr: float = 0.10
     alpha_prox: float = 1e-4
+    gate: Gate = "none"  # images on which the Bridge teaches: all, those it gets right, or where it beats the student
     snn_loss: Literal["tet", "ce"] = "tet"  # supervision of an SNN in extraction: the paper's TET, or CE of the mean
     lambda_nld: float = 0.08
     lambda_tet: float = 1e-4
@@ -55,12 +76,6 @@ class ASFedBridge(BridgeSharing):
     pspr_deviation: float = 0.05
     pspr_variance_weight: float = 1.0
     injection_epochs: int = 1
-    bridge_lr: float = 0.004
-    bridge_weight_decay: float = 1e-4
-    bridge_width: float = 1.0
-    bridge_norm: Literal["batch", "group"] = "batch"
-    bridge_momentum: Literal["keep", "reset"] = "keep"
-    bn_buffers: Literal["local", "averaged"] = "local"
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:
@@ -75,25 +90,35 @@ class ASFedBridge(BridgeSharing):
         """Whether this client teaches the Bridge; only such a client uploads."""
         return self.direction == "both" or (client.kind == "snn") == (self.direction == "snn-to-ann")
 
+    def adapts(self, client: ClientInfo) -> bool:
+        """Whether this client fits the private part of its Bridge to the body it receives, and has such a part."""
+        statistics = self.bridge_norm == "batch" and self.bn_buffers == "local"
+        return not self.injects(client) and self.receivers == "adapt" and (self.personal_head or statistics)
+
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
         return self.downloads(task, client) if self.injects(client) else {}
 
     def client_round(self, client: Client, rnd: Round) -> Upload:
         metrics = self.extract(client, rnd)
-        if not self.injects(client.info):
-            return Upload(metrics=metrics)
-        metrics |= self.inject(client, rnd)
-        return Upload(self.pack(client), metrics)
+        if self.injects(client.info):
+            metrics |= self.inject(client, rnd)
+            return Upload(self.pack(client), metrics)
+        if self.adapts(client.info):
+            metrics |= self.adapt(client, rnd)
+        return Upload(metrics=metrics)
 
     def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
         extraction = task.epochs if self.extracts(client) else 0
         injection = self.injection_epochs if self.injects(client) else 0
-        return {
-            "backbone": Passes(task.epochs + injection, task.epochs),
-            "bridge": Passes(extraction + injection, injection),
+        adaptation = self.injection_epochs if self.adapts(client) else 0
+        head = adaptation if self.personal_head else 0
+        passes = {
+            "backbone": Passes(task.epochs + injection + head, task.epochs),
+            "bridge": Passes(extraction + injection + adaptation, injection),
         }
+        return passes | ({"bridge.head": Passes(0, head)} if head else {})
 
-    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+    def client_models(self, client: Client) -> dict[str, Predictor]:
         return {"bridge": self.network(client)}
 
     def extract(self, client: Client, rnd: Round) -> dict[str, float]:
@@ -115,7 +140,8 @@ class ASFedBridge(BridgeSharing):
                 if spiking:
                     fresh = torch.randn(student.shape, generator=noise).to(student.device)
                     student = losses.smooth_with_noise(student, self.lambda_nld, fresh)
-                parts["kd"] = weight * losses.distillation(student, teacher, self.temperature)
+                chosen = choose(self.gate, out.logits, teacher, y)
+                parts["kd"] = weight * losses.distillation(student, teacher, self.temperature, chosen)
             return parts
 
         return fit_backbone(client, rnd, "extract", terms)
@@ -125,18 +151,14 @@ class ASFedBridge(BridgeSharing):
         bridge = self.network(client)
         backbone = client.backbone.eval()
         ports = self.pseudo_spike and client.info.kind == "snn"
-        teach, ce = rnd.ramp(self.alpha_teach), rnd.ramp(self.alpha_ce)
         start = [p.detach().clone() for p in bridge.body.parameters()]
 
         def terms(x: Tensor, y: Tensor) -> Terms:
             with torch.no_grad():
                 teacher: Output = backbone(x)
             reading = bridge.read(x)
-            parts = {
-                "kd": teach * losses.distillation(reading.logits_BC, teacher.logits, self.temperature),
-                "ce": ce * losses.cross_entropy(reading.logits_BC, y),
-                "prox": self.alpha_prox * losses.squared_distance(bridge.body.parameters(), start),
-            }
+            parts = self.guide(reading.logits_BC, teacher, y, rnd)
+            parts["prox"] = self.alpha_prox * losses.squared_distance(bridge.body.parameters(), start)
             if ports and self.rate_loss:
                 rate = reading.rates[-1]
                 rate = pseudospike.quantise(rate, client.info.T) if self.quantise else rate
@@ -152,3 +174,33 @@ class ASFedBridge(BridgeSharing):
             return parts
 
         return fit(client, rnd, "inject", {"bridge": self.step(rnd)}, terms, self.injection_epochs)
+
+    def adapt(self, client: Client, rnd: Round) -> dict[str, float]:
+        """Injection for a receiver: the private head learns, BatchNorm statistics move, the body's weights stay.
+
+        A shared head is not trained: it came with the download, and the next one replaces it.
+        """
+        bridge = self.network(client).train()
+        backbone = client.backbone.eval()
+        if not self.personal_head:
+            order = client.generator(rnd, "adapt")
+            with torch.no_grad():
+                for _ in range(self.injection_epochs):
+                    for x, _ in client.batches(order):
+                        bridge(x)
+            return {}
+
+        def terms(x: Tensor, y: Tensor) -> Terms:
+            with torch.no_grad():  # leaves the body without gradients, so that no step and no decay reaches it
+                teacher: Output = backbone(x)
+                feature = bridge.body(x)[-1]
+            return self.guide(bridge.head(feature), teacher, y, rnd)
+
+        return fit(client, rnd, "adapt", {"bridge": self.step(rnd)}, terms, self.injection_epochs)
+
+    def guide(self, logits_BC: Tensor, teacher: Output, y: Tensor, rnd: Round) -> Terms:
+        """What the Bridge's predictions learn from: the backbone's, and the labels."""
+        return {
+            "kd": rnd.ramp(self.alpha_teach) * losses.distillation(logits_BC, teacher.logits, self.temperature),
+            "ce": rnd.ramp(self.alpha_ce) * losses.cross_entropy(logits_BC, y),
+        }

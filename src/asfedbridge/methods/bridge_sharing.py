@@ -1,11 +1,13 @@
 """What methods that share a network like the Bridge have in common: what travels, and how it is averaged."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import nn
 
 from asfedbridge.core import payload
+from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import Client, ClientInfo, Round, Task, Upload
 from asfedbridge.core.training import Step
@@ -14,21 +16,25 @@ from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
 
 
+@dataclass(frozen=True)
 class BridgeSharing(Averaging):
     """Body up and down, the head with it unless it is personal; mean by shard size or uniform."""
 
     module: ClassVar[str]  # the network's name on a client
-    weights: Literal["size", "uniform"] = "size"
-    personal_head: bool
-    bn_buffers: Literal["local", "averaged"]
-    bridge_norm: Literal["batch", "group"]
-    bridge_momentum: Literal["keep", "reset"]
-    bridge_lr: float
-    bridge_weight_decay: float
-    bridge_width: float
+    weights: Literal["size", "uniform"] = "size"  # of the clients in the mean
+    personal_head: bool = True  # False: one head, communicated and averaged with the body
+    bn_buffers: Literal["local", "averaged"] = "local"
+    bridge_norm: Literal["batch", "group"] = "batch"
+    bridge_momentum: Literal["keep", "reset"] = "keep"
+    bridge_lr: float = 0.004
+    bridge_weight_decay: float = 1e-4
+    bridge_width: float = 1.0
+    fused_holdout: float = 0.0  # share of own training images that weighs backbone and Bridge in `fused`; 0: equal
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         super().check(task, clients)
+        if self.fused_holdout >= 1:
+            raise BadInput(f"method.fused_holdout={self.fused_holdout} leaves nothing to train on; use less than 1")
         check_bridge(self.bridge_width)
 
     @property
@@ -54,6 +60,8 @@ class BridgeSharing(Averaging):
 
     def client_init(self, client: Client) -> None:
         client.add(self.module, build_bridge(client.task, self.bridge_width, self.bridge_norm))
+        if self.fused_holdout and client.shard.train_size > 1:
+            client.hold_out(self.fused_holdout)
 
     def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
         payload.load(self.shared(self.network(client)), down)

@@ -9,6 +9,8 @@ Choices:
   bits only: to others they say nothing. Isolated, QNNs of different bits are different kinds;
 - the momentum of a backbone that the download overwrites starts anew each round;
 - tables show the downloaded aggregate (point `received`);
+- direct, all clients start from the first client's backbone: the first download replaces their own, so
+  `start=by-kind` has no effect (it has on stems that stay local, below). Isolated, each kind starts from its own;
 - on event data the stems of ANN and SNN clients differ in shape: direct, each client keeps its own.
 """
 

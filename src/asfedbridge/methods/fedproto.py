@@ -12,7 +12,7 @@ Choices, as the authors' code:
 - lambda = 1, and a class nobody brings in a round keeps its last prototype: nobody says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,7 +22,18 @@ from torch import Tensor, nn
 
 from asfedbridge.core import payload
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Output, Passes, Round, Task, Upload, register
+from asfedbridge.core.protocol import (
+    Client,
+    ClientInfo,
+    Method,
+    Output,
+    Passes,
+    Predictor,
+    Round,
+    Task,
+    Upload,
+    register,
+)
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 
 UNKNOWN = -1e9  # logit of a class without a prototype: last, and a finite loss
@@ -114,7 +125,7 @@ class PrototypeMethod(Method):
         """What leaves the client."""
         return {f"class/{label}": mean_D for label, (mean_D, _) in owned.items()}
 
-    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+    def client_models(self, client: Client) -> dict[str, Predictor]:
         prototypes = prototypes_of(client)
         if not prototypes.known_C.any():
             return {}

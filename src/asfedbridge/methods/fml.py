@@ -12,15 +12,15 @@ Choices:
 - the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from asfedbridge.core import losses
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 
@@ -29,17 +29,10 @@ from asfedbridge.methods.bridge_sharing import BridgeSharing
 @dataclass(frozen=True)
 class FML(BridgeSharing):
     module: ClassVar[str] = "meme"
-    personal_head: bool = True
-    weights: Literal["size", "uniform"] = "size"
-    bn_buffers: Literal["local", "averaged"] = "local"
-    bridge_norm: Literal["batch", "group"] = "batch"
-    bridge_momentum: Literal["keep", "reset"] = "keep"
+    fused_with: ClassVar[str] = "meme"
     alpha: float = 0.5  # the backbone's share of labels; 1 - alpha: of the meme's predictions
     beta: float = 0.5  # the meme's share of labels
     temperature: float = 1.0
-    bridge_lr: float = 0.004
-    bridge_weight_decay: float = 1e-4
-    bridge_width: float = 1.0
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name, share in (("alpha", self.alpha), ("beta", self.beta)):
@@ -69,5 +62,5 @@ class FML(BridgeSharing):
         both = Passes(task.epochs, task.epochs)
         return {"backbone": both, "meme": both}
 
-    def client_models(self, client: Client) -> dict[str, Callable[[Tensor], Tensor]]:
+    def client_models(self, client: Client) -> dict[str, Predictor]:
         return {"meme": self.network(client)}

@@ -18,7 +18,7 @@ Choices:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from asfedbridge.core import losses, seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Round, Task, Upload, register
+from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
 from asfedbridge.core.training import Step, Terms, fit, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.models.attention import Receiver, Transmitter
@@ -37,11 +37,7 @@ from asfedbridge.models.parts import build
 @dataclass(frozen=True)
 class MHpFLID(BridgeSharing):
     module: ClassVar[str] = "messenger"
-    personal_head: bool = True
-    weights: Literal["size", "uniform"] = "size"
-    bn_buffers: Literal["local", "averaged"] = "local"
-    bridge_norm: Literal["batch", "group"] = "batch"
-    bridge_momentum: Literal["keep", "reset"] = "keep"
+    fused_with: ClassVar[str] = "transmitted"
     lambda_inject_local: float = 0.9  # labels, by the backbone's own head
     lambda_inject_messenger: float = 0.1  # labels, by the receiver and the messenger's head
     lambda_distil_label: float = 0.9
@@ -51,9 +47,6 @@ class MHpFLID(BridgeSharing):
     tokens: int = 8
     receiver_lr_factor: float = 1.0  # of the backbone's rate
     transmitter_lr_factor: float = 1.0  # of bridge_lr
-    bridge_lr: float = 0.004
-    bridge_weight_decay: float = 1e-4
-    bridge_width: float = 1.0
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.tokens < 2 or task.feature_dim % self.tokens:
@@ -84,6 +77,15 @@ class MHpFLID(BridgeSharing):
             "transmitter": Passes(more, more),
         }
 
+    def client_models(self, client: Client) -> dict[str, Predictor]:
+        """The messenger answers through the transmitter, which also reads the backbone's feature."""
+        return {"transmitted": lambda x: self.transmit(client, client.backbone(x), x)}
+
+    def transmit(self, client: Client, local: Output, x: Tensor) -> Tensor:
+        messenger = self.network(client)
+        logits: Tensor = messenger.head(client.modules["transmitter"](local.feature, messenger.body(x)[-1]))
+        return logits
+
     def inject(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update backbone and receiver; gradients pass through the frozen messenger's head, none stays in it."""
         messenger = self.network(client).eval()
@@ -105,13 +107,12 @@ class MHpFLID(BridgeSharing):
 
     def distil(self, client: Client, rnd: Round) -> dict[str, float]:
         """Update messenger and transmitter from the labels and the frozen backbone."""
-        messenger, transmitter = self.network(client), client.modules["transmitter"]
         backbone = client.backbone.eval()
 
         def terms(x: Tensor, y: Tensor) -> Terms:
             with torch.no_grad():
                 local: Output = backbone(x)
-            logits = messenger.head(transmitter(local.feature, messenger.body(x)[-1]))
+            logits = self.transmit(client, local, x)
             return {
                 "ce": self.lambda_distil_label * losses.cross_entropy(logits, y),
                 "kd": self.lambda_distil_kd * losses.distillation(logits, local.logits, self.temperature),

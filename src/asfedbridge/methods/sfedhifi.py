@@ -10,7 +10,9 @@ Choices:
 - the layer to fuse is chosen by rates on training images after local training (the authors use test images); for ANN
   clients it is the last convolution; widths that are away are not fused, and one width alone is left as it is;
 - projection to the feature and classifier belong to a width; no neuron behind the classifier;
-- supervision is the task's (`snn_loss=tet` for the authors'); BatchNorm statistics stay local (`bn_buffers`);
+- an SNN is supervised with TET at the authors' weight; `snn_loss=ce` uses the mean output, `snn_loss=task` follows the
+  run's own `snn_loss` as the other baselines do;
+- BatchNorm statistics stay local (`bn_buffers`);
 - momentum of the overwritten backbone starts anew; tables show the downloaded aggregate (point `received`).
 """
 
@@ -50,7 +52,7 @@ class SFedHIFI(Method):
     continues: ClassVar[bool] = True
     bn_buffers: Literal["local", "averaged"] = "local"
     weights: Literal["uniform", "size"] = "uniform"  # of clients in a mean; widths always count alike
-    snn_loss: Literal["task", "tet"] = "task"
+    snn_loss: Literal["tet", "ce", "task"] = "tet"  # supervision of an SNN: TET, CE of the mean, or the task's choice
     lambda_orthogonal: float = 10.0
     lambda_tet: float = 1e-3
     fusion_share: float = 0.45  # of the rounds, the first ones
@@ -103,13 +105,16 @@ class SFedHIFI(Method):
     def client_round(self, client: Client, rnd: Round) -> Upload:
         model = client.backbone
         assert isinstance(model, ComposedResNet18)
-        tet = self.snn_loss == "tet" and client.info.kind == "snn"
+        spiking = client.info.kind == "snn"
 
         def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
-            return {
-                "ce": losses.tet(out.logits_TBC, y, self.lambda_tet) if tet else supervise(client, out, y),
-                "orthogonal": self.lambda_orthogonal * orthogonality(model.banks()),
-            }
+            if self.snn_loss == "tet" and spiking:
+                parts = {"tet": losses.tet(out.logits_TBC, y, self.lambda_tet)}
+            elif self.snn_loss == "task":
+                parts = {"ce": supervise(client, out, y)}
+            else:
+                parts = {"ce": losses.cross_entropy(out.logits, y)}
+            return parts | {"orthogonal": self.lambda_orthogonal * orthogonality(model.banks())}
 
         metrics = fit_backbone(client, rnd, "local", terms)
         up = payload.select(model, self.bn_buffers == "averaged")

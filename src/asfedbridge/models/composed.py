@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core import seeds
 from asfedbridge.core.protocol import ClientInfo, Task
 from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous, Spiking, make_activation, stem_channels
@@ -112,8 +111,11 @@ def outline_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outp
 @torch.no_grad()
 def build_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
     """Initialised from the run's seed alone; banks are the same at every width, a block's two jointly orthogonal."""
-    model = build(lambda: make_composed(task, info, bank_inputs, bank_outputs), seeds.generator(task.seed, "backbone"))
-    banks, coefficients = (seeds.generator(task.seed, what) for what in ("banks", "coefficients"))
+    rest, banks, coefficients = (
+        torch.Generator().manual_seed(task.start_seed(what, info.kind))
+        for what in ("backbone", "banks", "coefficients")
+    )
+    model = build(lambda: make_composed(task, info, bank_inputs, bank_outputs), rest)
     for block in model.blocks():
         pair = torch.empty(2, *block.conv1.bank.shape)
         nn.init.orthogonal_(pair.flatten(0, 1), generator=banks)

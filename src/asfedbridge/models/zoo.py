@@ -30,7 +30,13 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
             f"fleet: {info.label} takes T={info.T} steps, but each example has {task.frames} frames (T={task.frames}); "
             f"give all SNN clients of event data the run's own T"
         )
+    if info.kind == "snn" and task.twin_rounds and task.frames > 1:
+        raise BadInput(
+            f"twin_rounds={task.twin_rounds}: on event data {info.label} and its ANN twin have different stems; use 0"
+        )
     if not find_model(info.model).family:
+        if info.kind == "snn" and task.twin_rounds:
+            raise BadInput(f"twin_rounds={task.twin_rounds}: {info.label} is not of a built-in family; use 0")
         _check_output(task, info.shape)
         return
     outline = outline_backbone(replace(task, projector="linear"), info)
@@ -63,7 +69,10 @@ def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 
 def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
-    """Initialised from the run's seed alone: clients of one shape start equal, for every method, ANN or SNN."""
+    """Initialised from the run's seed alone: clients of one shape and kind start equal, for every method.
+
+    ANN and SNN twins start equal too, unless ``task.start`` is "by-kind".
+    """
     return _FIRST.copy_of((task, info.shape), lambda: _first_backbone(task, info.shape))
 
 
@@ -119,11 +128,12 @@ def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 
 def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+    seed = task.start_seed("backbone", info.kind)
     if not find_model(info.model).family:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.seed(task.seed, "backbone"))
+            torch.manual_seed(seed)
             return make_backbone(task, info)
-    return build(lambda: make_backbone(task, info), seeds.generator(task.seed, "backbone"))
+    return build(lambda: make_backbone(task, info), torch.Generator().manual_seed(seed))
 
 
 @lru_cache(maxsize=64)

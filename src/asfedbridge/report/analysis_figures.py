@@ -1,4 +1,4 @@
-"""What `asfedbridge analyze` measured, as figures of the page."""
+"""What `asfedbridge analyze` and the diagnostics of a run measured, as figures of the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MEASURES = {
 }
 
 
-def analyses(found: Table | None, most: int) -> list[Markup | None]:
+def analyses(found: Table | None) -> list[Markup | None]:
     if found is None:
         return []
     names = name_clients(found["clients"])
@@ -30,20 +30,26 @@ def analyses(found: Table | None, most: int) -> list[Markup | None]:
         picture = heat_map(matrix, names, low, high, ramp, caption)
         parts.append(figure(caption, picture, tag("p", "means: ", ", ".join(means) or "none", class_="quiet")))
     parts.append(rates(found["rates"]))
+    return parts
+
+
+def courses(course: Sequence[Table], most: int) -> list[Markup | None]:
+    """Each measure over rounds; curves have at most so many points."""
+    parts: list[Markup | None] = []
     for measure, (caption, _) in MEASURES.items():
         lines = [
             Line(group_name(b), thin(points, most), GROUPS.get(b, cycle(5)))
-            for b, points in blocks_by_round(found, measure).items()
+            for b, points in blocks_by_round(course, measure).items()
         ]
         picture = line_chart(lines, "rounds", f"{caption} by round")
         parts.append(figure(f"{caption}, by round, before aggregation", picture, key_of(lines)))
     return parts
 
 
-def blocks_by_round(found: Table, measure: str) -> dict[str, Points]:
+def blocks_by_round(course: Sequence[Table], measure: str) -> dict[str, Points]:
     """The mean of each block over rounds; a round without a value is left out."""
     blocks: dict[str, Points] = {}
-    for entry in found["by_round"]:
+    for entry in course:
         for block, value in _blocks(entry[measure]):
             if value["mean"] is not None:
                 blocks.setdefault(block, []).append((float(entry["round"]), float(value["mean"])))

@@ -16,7 +16,7 @@ from asfedbridge.report.tables import Titled, run_rows
 
 Table = dict[str, Any]
 REFERENCE = "standalone"
-ASIDE = ("seed", "checkpoint_every", "snapshot_every")  # runs that differ in these are pooled
+ASIDE = ("seed", "checkpoint_every", "snapshot_every", "diagnose_every")  # runs that differ in these are pooled
 IN_TITLE = ("data", "partition", "alpha", "holdout")
 
 

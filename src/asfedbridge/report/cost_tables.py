@@ -1,9 +1,15 @@
 """The tables of `asfedbridge costs`, from its plain values."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from asfedbridge.analysis.costs import mean_of
 from asfedbridge.experiments import paper
-from asfedbridge.report.tables import Rows, decimals, render_text
+from asfedbridge.experiments.catalogue import Cell, CostTable, Experiment
+from asfedbridge.experiments.costs import paper_costs
+from asfedbridge.experiments.reproduce import job_of
+from asfedbridge.report.tables import Rows, Titled, decimals, render_text
 
 OPERATIONS = {
     "mflops": "MFLOPs",
@@ -40,13 +46,14 @@ def configuration_rows(table: dict[str, Any]) -> Rows:
 
 def method_rows(table: dict[str, Any]) -> Rows:
     kinds = list(dict.fromkeys(kind for entry in table["methods"].values() for kind in entry.get("training", {})))
-    head = {kind: ["SNN GSOPs", "+ GFLOPs"] if kind == "snn" else [f"{kind.upper()} GFLOPs"] for kind in kinds}
+    head = {kind: [f"{kind.upper()} GFLOPs"] for kind in kinds} | {"snn": ["SNN GSOPs", "+ GFLOPs", "dense GFLOPs"]}
+    keys = {kind: ["gflops"] for kind in kinds} | {"snn": ["gsops", "gflops", "dense_gflops"]}
     rows = [["method", "up MB", "down MB", "table MB", *(word for kind in kinds for word in head[kind])]]
     for name, entry in table["methods"].items():
         cells = [decimals(entry.get(key)) for key in ("up_mb", "down_mb", "table_mb")]
         for kind in kinds:
             cost = entry.get("training", {}).get(kind, {})
-            cells += [decimals(cost.get(key)) for key in (("gsops", "gflops") if kind == "snn" else ("gflops",))]
+            cells += [decimals(cost.get(key)) for key in keys[kind]]
         rows.append([name, *cells])
     return rows
 
@@ -75,23 +82,93 @@ def _columns(entries: list[dict[str, Any]]) -> list[str]:
     return [key for key in OPERATIONS if any(key in always or entry.get(key) for entry in entries)]
 
 
-def beside_paper(experiment: str, table: dict[str, Any]) -> Rows:
-    """The paper's cost tables (`communication`, `computation`) with its values beside ours."""
-    if experiment == "communication":
-        names: tuple[str, ...] = ("payload MB", "ANN GFLOPs", "SNN GSOPs", "SNN + GFLOPs")
-        reported: dict[str, tuple[float, ...]] = dict(paper.COMMUNICATION)
-        ours = {name: _communication(table["methods"][name]) for name in reported}
+# Columns of the paper's cost tables, and where our values are; the last has no counterpart in the paper.
+COLUMNS: Mapping[CostTable, Mapping[str, tuple[str, ...]]] = {
+    "computation": {
+        "MFLOPs": ("forward", "mflops"),
+        "MBitOPs": ("forward", "mbitops"),
+        "MSOPs": ("forward", "msops_by_rate"),
+        "SNN dense MFLOPs": ("forward", "dense_mflops"),
+    },
+    "communication": {
+        "payload MB": ("table_mb",),
+        "ANN GFLOPs": ("training", "ann", "gflops"),
+        "SNN GSOPs": ("training", "snn", "gsops_by_rate"),
+        "SNN + GFLOPs": ("training", "snn", "gflops"),
+        "SNN dense GFLOPs": ("training", "snn", "dense_gflops"),
+    },
+}
+UNTRAINED = {
+    "computation": "SOPs need trained neurons: asfedbridge reproduce lowbit",
+    "communication": "SOPs need trained neurons: see the runs",
+}
+
+
+def experiment_costs(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    out: Path,
+    known: Mapping[Path, Mapping[str, Any] | str],
+) -> list[Titled]:
+    """Costs of the paper's own setting, then of the runs, column by column; the paper's values beside.
+
+    ``known`` has the costs of a run by its folder, or why there are none.
+    """
+    assert experiment.costs is not None
+    tables = []
+    if experiment.name == experiment.costs:
+        tables.append(Titled("The paper's setting, counted without training", _counted(experiment.costs)))
+    for column in dict.fromkeys(cell.column for cell in cells):
+        rows = [_head(experiment.costs)]
+        for cell in (c for c in cells if c.column == column):
+            folders = {seed: job_of(cell, seed, out).folder for seed in seeds}
+            found = {seed: known.get(folder, "no finished run") for seed, folder in folders.items()}
+            rows.append(_cost_row(experiment.costs, cell.row, found, cell.costs))
+        tables.append(Titled(f"{column}: costs of one example, measured on the trained clients of these runs", rows))
+    return tables
+
+
+def _head(table: CostTable) -> list[str]:
+    *compared, ours = COLUMNS[table]
+    return ["", *(word for name in compared for word in (name, "paper")), ours, "n", "note"]
+
+
+def _cost_row(
+    table: CostTable, name: str, found: Mapping[int, Mapping[str, Any] | str], reported: Sequence[float]
+) -> list[str]:
+    """Means over seeds; the note says why there is no value, or why a seed is not in the mean."""
+    runs = [run for run in found.values() if not isinstance(run, str)]
+    notes = [f"seed {seed}: {why}" for seed, why in found.items() if isinstance(why, str)]
+    cells = [_amount(mean_of([_value(run, way) for run in runs]) if runs else None) for way in COLUMNS[table].values()]
+    if runs and "-" in cells:
+        notes.append("no SNN client has test images to count spikes on")
+    pairs = [word for pair in zip(cells[:-1], map(decimals, reported), strict=True) for word in pair]
+    return [name, *pairs, cells[-1], str(len(runs)), "; ".join(notes)]
+
+
+def _amount(value: float | None) -> str:
+    """With two decimals, or three digits of a small network's small numbers."""
+    return f"{value:.3g}" if value is not None and 0 < value < 1 else decimals(value)
+
+
+def _value(run: Mapping[str, Any], way: Sequence[str]) -> float | None:
+    value: Any = run
+    for key in way:
+        value = value[key]
+    return None if value is None else float(value)
+
+
+def _counted(table: CostTable) -> Rows:
+    """By shapes alone."""
+    costs, rows = paper_costs(), [_head(table)]
+    if table == "communication":
+        reported: Mapping[str, Sequence[float]] = paper.COMMUNICATION
+        found = {name: costs["methods"][name] for name in reported}
     else:
-        names = ("MFLOPs", "MBitOPs", "MSOPs")
-        reported = dict(paper.COMPUTATION)
-        keys = ("mflops", "mbitops", "msops")
-        ours = {name: tuple(table["configurations"][name][key] for key in keys) for name in reported}
-    rows = [["", *(word for name in names for word in (name, "paper"))]]
+        reported = paper.COMPUTATION
+        found = {name: {"forward": costs["configurations"][name]} for name in reported}
     for name, values in reported.items():
-        rows.append([name, *(decimals(v) for pair in zip(ours[name], values, strict=True) for v in pair)])
+        *cells, _, note = _cost_row(table, name, {0: found[name]}, values)
+        rows.append([*cells, "0", UNTRAINED[table] if note else ""])
     return rows
-
-
-def _communication(entry: dict[str, Any]) -> tuple[float | None, ...]:
-    ann, snn = (entry["training"][kind] for kind in ("ann", "snn"))
-    return entry["table_mb"], ann["gflops"], snn["gsops"], snn["gflops"]

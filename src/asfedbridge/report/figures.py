@@ -6,7 +6,7 @@ Letters in SVG files are outlines: they look the same wherever they are opened, 
 import importlib
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from asfedbridge.report.sections import MOST_CLIENTS
 ONE, TWO = 3.35, 7.0  # inches: one column of a page, and two
 MOST_RUNS = 20  # that get figures of their own; of more, only the comparison is drawn
 SHAPES = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D"}
+Named = tuple[str, Style, Points]
 LOOK = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -71,8 +72,7 @@ def draw_figures(runs: Sequence[Run], folder: Path) -> int:
 def _plates(run: Run) -> Iterable[Plate]:
     curves, clients = run.curves, run.summary["clients"]
     if curves.groups:
-        groups = [(group_name(g), GROUPS.get(g, cycle(5)), p) for g, p in curves.groups.items()]
-        yield Plate("accuracy", ONE, 2.2, partial(_lines, groups, "accuracy (%)"))
+        yield Plate("accuracy", ONE, 2.2, partial(_lines, _styled(curves.groups), "accuracy (%)"))
         kinds = {c["id"]: c["kind"] for c in clients}
         some = sorted(curves.clients.items())[:MOST_CLIENTS]
         styles = of_clients([kinds[i] for i, _ in some])
@@ -85,27 +85,45 @@ def _plates(run: Run) -> Iterable[Plate]:
         first = clients[:MOST_CLIENTS]
         draw = partial(_cells, [c["labels"] for c in first], name_clients(first), "seq", "images", 0.0, None)
         yield Plate("shards", ONE if len(first[0]["labels"]) <= 20 else TWO, 2.4, draw)
+    if run.course:
+        named = {_label(key): _styled(blocks_by_round(run.course, key)) for key in MEASURES}
+        for key, (label, course) in zip(MEASURES, named.items(), strict=True):
+            if course:
+                yield Plate(f"{key}-by-round", ONE, 2.2, partial(_lines, course, label))
+        panels = {"accuracy (%)": _styled(curves.groups), **named}
+        yield Plate("by-round", TWO, 1.9, partial(_by_round, panels), len(panels))
     if run.analysis is None:
         return
     found, names = run.analysis, name_clients(run.analysis["clients"])
-    for key, (caption, ramp) in MEASURES.items():
+    for key, (_, ramp) in MEASURES.items():
         low, high = (-1.0, 1.0) if ramp == "div" else (0.0, None if key == "mmd" else 1.0)
-        label = caption.partition(":")[0]
-        yield Plate(key, ONE, 2.8, partial(_cells, found[key]["matrix"], names, ramp, label, low, high))
-        course = [(group_name(b), GROUPS.get(b, cycle(5)), p) for b, p in blocks_by_round(found, key).items()]
-        if course:
-            yield Plate(f"{key}-by-round", ONE, 2.2, partial(_lines, course, label))
+        yield Plate(key, ONE, 2.8, partial(_cells, found[key]["matrix"], names, ramp, _label(key), low, high))
     rates = mean_rates(found["rates"])
     if rates and rates.places:
         yield Plate("rates", TWO, 1.8, partial(_bars, rates), len(rates.places))
 
 
-def _lines(lines: Iterable[tuple[str, Style, Points]], label: str, ax: Any, beside: bool = False) -> None:
+def _lines(lines: Iterable[Named], label: str, ax: Any, beside: bool = False) -> None:
     for name, style, points in lines:
         ax.plot(*zip(*points, strict=True), label=name, markevery=[-1], **_look(style))
     _rounds(ax)
     ax.set_ylabel(label)
-    ax.legend(**({"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if beside else {}))
+    if ax.get_legend_handles_labels()[0]:  # a measure may have no value in any round
+        ax.legend(**({"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if beside else {}))
+
+
+def _by_round(named: Mapping[str, Iterable[Named]], panels: Any) -> None:
+    """Accuracy and each measure side by side: the paper's motivation figure."""
+    for ax, (label, lines) in zip(panels, named.items(), strict=True):
+        _lines(lines, label, ax)
+
+
+def _styled(groups: Mapping[str, Points]) -> list[Named]:
+    return [(group_name(g), GROUPS.get(g, cycle(5)), p) for g, p in groups.items()]
+
+
+def _label(measure: str) -> str:
+    return MEASURES[measure][0].partition(":")[0]
 
 
 def _rounds(ax: Any) -> None:

@@ -60,8 +60,8 @@ class Progress:
         closing = records[0]["round"] >= self.total
         point = "received" if closing else "trained"
         groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means.get(f"{point}.accuracy", {})).items())
-        bridge = means.get("received.bridge_accuracy")
-        beside = f"  Bridge {bridge['all']:6.2f}" if bridge else ""
+        columns = (("Bridge", "received.bridge_accuracy"), ("fused", "received.fused_accuracy"))
+        beside = "".join(f"  {name} {means[key]['all']:6.2f}" for name, key in columns if key in means)
         self.next_round = records[0]["round"] + 1
         self.played += 1
         width = len(str(self.total))

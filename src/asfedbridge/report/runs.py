@@ -10,6 +10,7 @@ from typing import Any
 from asfedbridge.core.errors import BadInput
 from asfedbridge.experiments.analyse import FILE as ANALYSIS
 from asfedbridge.experiments.analyse import FORMAT
+from asfedbridge.experiments.diagnostics import read_course
 from asfedbridge.experiments.lookup import find_cell
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.store import ENV, SPEC, SUMMARY, read_rounds, read_spec
@@ -20,7 +21,10 @@ from asfedbridge.report.tables import find_runs, run_rows
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
 Table = dict[str, Any]
 # Not part of what a run is, or in a column of its own.
-ASIDE = ("seed", "data", "partition", "alpha", "holdout", "method.name", "checkpoint_every", "snapshot_every")
+ASIDE = (
+    *("seed", "data", "partition", "alpha", "holdout", "method.name"),
+    *("checkpoint_every", "snapshot_every", "diagnose_every"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Run:
     environment: Table
     curves: Curves
     analysis: Table | None
+    course: list[Table]  # diagnosed rounds, else snapshots that were analysed
     costs: Table | None
     reported: Mapping[str, float]  # by the paper, for this cell
     cell: str  # its place in the paper's tables
@@ -92,8 +97,9 @@ def _read(folder: Path, summary: Table, reported: Mapping[str, float] | None) ->
     analysis = _read_json(folder / ANALYSIS)
     if analysis and analysis.get("format") != FORMAT:
         analysis = None
+    course = read_course(folder) or (analysis or {}).get("by_round", [])
     environment, costs = _read_json(folder / ENV) or {}, _read_json(folder / COSTS)
-    return Run(folder, summary, text, fields, environment, curves, analysis, costs, found, cell)
+    return Run(folder, summary, text, fields, environment, curves, analysis, course, costs, found, cell)
 
 
 def _read_json(file: Path) -> Table | None:

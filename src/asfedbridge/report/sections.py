@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asfedbridge.core.payload import MB
-from asfedbridge.report.analysis_figures import analyses
+from asfedbridge.report.analysis_figures import analyses, courses
 from asfedbridge.report.charts import Line, figure, group_name, key_of, line_chart, name_clients, thin
 from asfedbridge.report.cost_tables import method_rows, model_rows
 from asfedbridge.report.markup import Child, Markup, join, tag
@@ -56,7 +56,13 @@ def cells(row: Sequence[str], sides: Sequence[str | None]) -> list[Markup]:
 
 def run_section(run: Run, most: int, drawn: dict[str, str]) -> Markup:
     """All of a run but its head; curves have at most so many points. ``drawn``: ids of pictures that are there."""
-    figures = [*accuracy_figures(run, most), shards(run, drawn), traffic(run, most), *(analyses(run.analysis, most))]
+    figures = [
+        *accuracy_figures(run, most),
+        *courses(run.course, most),
+        shards(run, drawn),
+        traffic(run, most),
+        *analyses(run.analysis),
+    ]
     notes = [tag("p", note, class_="note") for note in run.summary.get("notes", [])]
     facts = "; ".join(f"{key} {run.fields[key]}" for key in FACTS if run.fields.get(key))
     return join(
@@ -170,7 +176,12 @@ def paper_rows(run: Run) -> Rows:
         rows.append(["paper", *(decimals(theirs.get(g)) for g in groups)])
         both = [(ours.get(g), theirs.get(g)) for g in groups]
         rows.append(["difference", *("-" if a is None or b is None else f"{a - b:+.2f}" for a, b in both)])
-    for key, name in (("best", "best round"), ("bridge", "Bridge"), ("nearest", "nearest prototype")):
+    for key, name in (
+        ("best", "best round"),
+        ("bridge", "Bridge"),
+        ("fused", "backbone and Bridge fused"),
+        ("nearest", "nearest prototype"),
+    ):
         if means := run.summary.get(key):
             rows.append([name, *(decimals(means.get(g)) for g in groups)])
     return rows

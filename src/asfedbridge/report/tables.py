@@ -45,8 +45,8 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     """One row per run: group accuracies at the end, at the point the method is judged at."""
     groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
-    some = [key for key in ("fused", "nearest") if any(key in s for s in summaries)]  # few methods have them
-    rows = [[*head, "best all", "Bridge", *some, "point", "BN", "payload MB", "minutes"]]
+    nearest = ["nearest"] if any("nearest" in s for s in summaries) else []  # prototype methods alone have it
+    rows = [[*head, "best all", "Bridge", "fused", *nearest, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = {"iid": "iid", "nodes": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
@@ -58,7 +58,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
                 str(s["seed"]),
                 *(decimals(s["accuracy"].get(g)) for g in groups),
                 decimals((s["best"] or {}).get("all")),
-                *(decimals(s.get(key, {}).get("all")) for key in ["bridge", *some]),
+                *(decimals(s.get(key, {}).get("all")) for key in ["bridge", "fused", *nearest]),
                 s["point"],
                 s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",

@@ -1,0 +1,57 @@
+"""Diagnostics of a round: clients as local training left them, compared on the same images before they aggregate.
+
+Each client reads its features and its gradient where it lives (``Reading``); the pairs are compared in one place.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from asfedbridge.analysis.cka import linear_cka
+from asfedbridge.analysis.features import read_features
+from asfedbridge.analysis.gradients import cosines, probe_gradient
+from asfedbridge.analysis.mmd import median_bandwidth, mmd_squared
+from asfedbridge.analysis.pairs import block_means
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import Client, ClientInfo, Shard
+
+FEATURES, GRADIENT = "features", "gradient/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What an engine asks each client for. A class, not a closure: the pool sends it to its workers."""
+
+    probe: Shard
+
+    def __call__(self, client: Client) -> Payload:
+        gradient = probe_gradient(client, self.probe)
+        named = {f"{GRADIENT}{name}": tensor for name, tensor in gradient.items()}
+        return {FEATURES: read_features(client, self.probe), **named}
+
+
+def compare(
+    clients: Sequence[ClientInfo], readings: Mapping[int, Payload], bandwidth: float | None = None
+) -> dict[str, Any]:
+    """Block means of CKA, MMD^2 and gradient cosine, in the layout of ``analysis.json``.
+
+    Without a ``bandwidth`` the MMD kernel gets the median distance between these features.
+    """
+    features = [readings[c.id][FEATURES] for c in clients]
+    gradients = [
+        {name: tensor for name, tensor in readings[c.id].items() if name.startswith(GRADIENT)} for c in clients
+    ]
+    if bandwidth is None:
+        bandwidth = median_bandwidth(features)
+    kinds = [c.kind for c in clients]
+    return {
+        "cka": _blocks(linear_cka(features), kinds),
+        "mmd": _blocks(mmd_squared(features, bandwidth), kinds) | {"bandwidth": bandwidth},
+        "gradients": _blocks(cosines(gradients).cosine_NN, kinds),
+    }
+
+
+def _blocks(values_NN: Tensor, kinds: Sequence[str]) -> dict[str, Any]:
+    return {"blocks": {name: dataclasses.asdict(block) for name, block in block_means(values_NN, kinds).items()}}

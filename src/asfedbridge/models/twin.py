@@ -1,0 +1,37 @@
+"""An SNN client that trains as its ANN twin: the same tensors, with ReLU in the place of spikes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import nn
+
+from asfedbridge.core.protocol import Client
+from asfedbridge.models.neuron import Continuous, Spiking
+
+
+@contextmanager
+def as_twin(client: Client) -> Iterator[None]:
+    """Inside, the client is an ANN client with one time step. Weights, statistics and momentum carry over."""
+    info, places = client.info, _spiking(client.backbone)
+    twin = Continuous()
+    for module, name, _ in places:
+        setattr(module, name, twin)
+    client.info = replace(info, kind="ann", T=1)
+    try:
+        yield
+    finally:
+        client.info = info
+        for module, name, neuron in places:
+            setattr(module, name, neuron)
+
+
+def has_twin(network: nn.Module) -> bool:
+    """Whether the network takes its neurons from our families; only then can they be exchanged for ReLU."""
+    return bool(_spiking(network))
+
+
+def _spiking(network: nn.Module) -> list[tuple[nn.Module, str, Spiking]]:
+    """Every place that holds a spiking activation: module, name of its attribute, activation."""
+    found = ((module, name, child) for module in network.modules() for name, child in module.named_children())
+    return [(module, name, child) for module, name, child in found if isinstance(child, Spiking)]

@@ -1,0 +1,86 @@
+"""Twin start: an SNN client trains as an ANN client with its own tensors."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import Client, ClientInfo, Round, Task
+from asfedbridge.data.loader import Shard
+from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.methods.as_fedbridge import ASFedBridge
+from asfedbridge.methods.standalone import Standalone
+from asfedbridge.models.neuron import Spiking
+from asfedbridge.models.twin import as_twin, has_twin
+from asfedbridge.models.zoo import check_backbone
+
+TASK = Task(classes=4, channels=1, image_size=8, rounds=4, epochs=1, batch_size=8, feature_dim=8, twin_rounds=2)
+
+
+def client_of(kind: Any, model: str = "vgg9", method: Any = None, task: Task = TASK) -> Client:
+    info = ClientInfo(0, kind, model, 0.125, 2 if kind == "snn" else 1, 16, 4)
+    x = torch.randint(0, 256, (20, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    y = torch.arange(20) % 4
+    return build_client(method or Standalone(), task, info, Shard(x[4:], y[4:], x[:4], y[:4], [0.5], [0.25], "none"))
+
+
+@pytest.mark.parametrize("model", ["vgg9", "resnet18", "resnet18-sew", "resnet18-ms", "mobilenet"])
+def test_the_twin_answers_as_an_ann_of_the_same_tensors(model: str) -> None:
+    spiking, ann = client_of("snn", model), client_of("ann", model)
+    ann.backbone.load_state_dict(spiking.backbone.state_dict())
+    x = torch.randn(3, 1, 8, 8)
+    spiking.backbone.eval(), ann.backbone.eval()
+    before = spiking.backbone(x).logits_TBC
+    with as_twin(spiking):
+        assert (spiking.info.kind, spiking.info.T) == ("ann", 1)
+        assert torch.equal(spiking.backbone(x).logits_TBC, ann.backbone(x).logits_TBC)
+    assert (spiking.info.kind, spiking.info.T) == ("snn", 2)
+    assert torch.equal(spiking.backbone(x).logits_TBC, before)
+
+
+def test_a_failure_inside_gives_the_neurons_back() -> None:
+    client = client_of("snn")
+    with pytest.raises(ValueError, match=r"^inside$"), as_twin(client):
+        raise ValueError("inside")
+    assert client.info.kind == "snn"
+    assert has_twin(client.backbone)
+    assert not any(type(m).__name__ == "Continuous" for m in client.backbone.modules())
+
+
+def test_only_the_first_rounds_are_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    fired: list[bool] = []
+    original = Spiking.forward
+
+    def counted(self: Spiking, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            fired.append(True)
+        return original(self, x)
+
+    monkeypatch.setattr(Spiking, "forward", counted)
+    client, spiking_rounds = client_of("snn"), []
+    for index in range(4):
+        fired.clear()
+        take_turn(Standalone(), client, {}, Round(index, 4))
+        spiking_rounds.append(bool(fired))
+    assert spiking_rounds == [False, False, True, True]
+
+
+def test_the_first_round_is_an_ann_clients() -> None:
+    """The same steps, learning rate and momentum as the ANN twin's, for Standalone and through the Bridge."""
+    for method in (Standalone(), ASFedBridge(bridge_width=0.375)):
+        clients = [client_of(kind, method=method) for kind in ("snn", "ann")]
+        down = method.server_init(TASK, [c.info for c in clients])
+        for client in clients:
+            take_turn(method, client, method.server_send(down, client.info, Round(0, 4)), Round(0, 4))
+        spiking, ann = (c.state_dict() for c in clients)
+        assert spiking.keys() == ann.keys()
+        for name in spiking:
+            torch.testing.assert_close(spiking[name], ann[name])
+
+
+def test_what_has_no_twin_is_refused() -> None:
+    info = ClientInfo(0, "snn", "vgg9", 0.125, 2, 16, 4)
+    with pytest.raises(BadInput, match=r"^twin_rounds=2: on event data client 0 .* different stems; use 0$"):
+        check_backbone(replace(TASK, frames=2, channels=4), info)
