@@ -16,7 +16,7 @@ from asfedbridge.engines import files
 from asfedbridge.engines.client import build_client, take_turn
 
 Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
-Diagnose = Callable[[Client], Payload]  # what a client says of itself when it is diagnosed
+Reader = Callable[[Client], Payload]  # what is read from a client that is diagnosed, where it lives
 STATE_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
 
@@ -55,13 +55,13 @@ class ClientHost:
         progress: Progress | None = None,
         capacity: int = 0,
         folder: Path | None = None,
-        diagnose: Diagnose | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.method, self.task, self.device, self.progress = method, task, device, progress
         self.infos = {info.id: info for info in infos}
         self.shards = dict(zip(self.infos, shards, strict=True))
         self.capacity = capacity or len(self.infos)
-        self._folder, self._diagnose = folder, diagnose
+        self._folder, self._reader = folder, reader
         self._clients: dict[int, Client] = {}  # in memory, the least recently used first
         self._changed: dict[int, int] = {}  # in memory and newer than its file, by the round that comes next
         self._states: dict[int, tuple[str, str]] = {}  # the newest file of a client: name and SHA-256
@@ -78,8 +78,8 @@ class ClientHost:
 
     def diagnose(self, client: int) -> Payload:
         """The reading of a client as its last turn left it; changes nothing in it."""
-        assert self._diagnose
-        return self._diagnose(self._bring(client))
+        assert self._reader
+        return self._reader(self._bring(client))
 
     def client(self, client: int) -> Client:
         """To look at: what is changed in it here is lost when it makes room."""

@@ -8,7 +8,7 @@ import torch
 
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload
-from asfedbridge.engines.host import ClientHost, Diagnose, Progress
+from asfedbridge.engines.host import ClientHost, Progress, Reader
 
 
 class LocalEngine:
@@ -24,10 +24,10 @@ class LocalEngine:
         progress: Progress | None = None,
         at_work: int = 0,
         folder: Path | None = None,
-        diagnose: Diagnose | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self._infos = list(infos)
-        self.host = ClientHost(method, task, infos, shards, device, progress, at_work, folder, diagnose)
+        self.host = ClientHost(method, task, infos, shards, device, progress, at_work, folder, reader)
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "local", "workers": 1, "threads": torch.get_num_threads()}

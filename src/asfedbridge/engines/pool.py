@@ -15,7 +15,7 @@ import torch
 from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
-from asfedbridge.engines.host import Diagnose, Progress, owner, temporary_folder
+from asfedbridge.engines.host import Progress, Reader, owner, temporary_folder
 from asfedbridge.engines.process import deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import serve
@@ -83,7 +83,7 @@ class PoolEngine:
         folder: Path | None = None,
         workers: int = 0,
         threads: int = 0,
-        diagnose: Diagnose | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self._infos = {info.id: info for info in infos}
         self._progress = progress
@@ -98,7 +98,7 @@ class PoolEngine:
             for number, mine in enumerate(pin(infos, workers)):
                 ours, theirs = context.Pipe()
                 room = len(mine) if everybody else -(-at_work // workers)
-                own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder, diagnose)
+                own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder, reader)
                 process = context.Process(
                     target=serve, args=(theirs, self._threads, progress is not None, list(FILES), *own), daemon=True
                 )

@@ -16,7 +16,7 @@ import torch
 from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
-from asfedbridge.engines.host import ClientHost, Diagnose
+from asfedbridge.engines.host import ClientHost, Reader
 from asfedbridge.engines.process import end_with_parent, prepare_process
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.models.registry import load_file
@@ -34,7 +34,7 @@ def serve(
     device: torch.device | str,
     capacity: int,
     folder: Path,
-    diagnose: Diagnose | None,
+    reader: Reader | None,
 ) -> None:
     """Answer until the other end hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
@@ -46,7 +46,7 @@ def serve(
     def tell(info: ClientInfo, *epoch: Any) -> None:
         connection.send_bytes(pack({"epoch": [info.id, *epoch]}))
 
-    clients = ClientHost(method, task, infos, shards, device, tell if watched else None, capacity, folder, diagnose)
+    clients = ClientHost(method, task, infos, shards, device, tell if watched else None, capacity, folder, reader)
     with suppress(EOFError, ConnectionError):
         while True:
             header, tensors = unpack(connection.recv_bytes())

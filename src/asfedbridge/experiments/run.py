@@ -175,10 +175,10 @@ def make_engine(
     at_work = count_at_work(len(setting.clients), spec.participation)
     states = folder.checkpoints / checkpoint.CLIENTS
     common = (spec.method, setting.task, setting.clients, setting.shards, device, progress, at_work, states)
-    reading = Reading(setting.probe) if spec.diagnose_every else None
+    reader = Reading(setting.probe) if spec.diagnose_every else None
     if name == "pool":
-        return PoolEngine(*common, workers=workers, threads=spec.threads, diagnose=reading)
-    return LocalEngine(*common, diagnose=reading)
+        return PoolEngine(*common, workers=workers, threads=spec.threads, reader=reader)
+    return LocalEngine(*common, reader=reader)
 
 
 def play(

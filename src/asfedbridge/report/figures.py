@@ -103,19 +103,23 @@ def _plates(run: Run) -> Iterable[Plate]:
         yield Plate("rates", TWO, 1.8, partial(_bars, rates), len(rates.places))
 
 
-def _lines(lines: Iterable[Named], label: str, ax: Any, beside: bool = False) -> None:
+def _lines(lines: Iterable[Named], label: str, ax: Any, beside: bool = False, legend: bool = True) -> None:
     for name, style, points in lines:
         ax.plot(*zip(*points, strict=True), label=name, markevery=[-1], **_look(style))
     _rounds(ax)
     ax.set_ylabel(label)
-    if ax.get_legend_handles_labels()[0]:  # a measure may have no value in any round
+    if legend:
         ax.legend(**({"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if beside else {}))
 
 
 def _by_round(named: Mapping[str, Iterable[Named]], panels: Any) -> None:
-    """Accuracy and each measure side by side: the paper's motivation figure."""
+    """Accuracy and each measure side by side, under one legend: the paper's motivation figure."""
+    keys: dict[str, Any] = {}
     for ax, (label, lines) in zip(panels, named.items(), strict=True):
-        _lines(lines, label, ax)
+        _lines(lines, label, ax, legend=False)
+        handles, names = ax.get_legend_handles_labels()
+        keys |= dict(zip(names, handles, strict=True))
+    panels[0].figure.legend(keys.values(), keys.keys(), loc="outside upper center", ncols=len(keys))
 
 
 def _styled(groups: Mapping[str, Points]) -> list[Named]:
