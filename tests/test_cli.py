@@ -238,11 +238,44 @@ def test_a_report_of_two_runs(finished: Any, tmp_path: Path, capsys: Any) -> Non
     capsys.readouterr()
     assert cli.main(["report", str(finished[0]), str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["as-fedbridge", "standalone"]
+    assert [line.split()[0] for line in lines[2:]] == ["as-fedbridge", "standalone"]  # rounds differ: not compared
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("| method | data |")
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--json"]) == 0
     assert [s["method"] for s in json.loads(capsys.readouterr().out)] == ["as-fedbridge", "standalone"]
+    for option, printed in (((), ""), (("--json",), "[]\n")):
+        assert cli.main(["report", str(finished[0]), str(tmp_path), "--compare", *option]) == 0
+        out, err = capsys.readouterr()
+        assert out == printed
+        assert err.startswith("nothing to compare: no method has several seeds")
+
+
+def test_a_report_compares_methods_over_seeds(tmp_path: Path, capsys: Any) -> None:
+    from tests.report.folders import make_run, make_spec
+
+    for method, level in (("standalone", 50.0), ("fml", 60.0)):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{method}{seed}", make_spec(method, seed=seed, rounds=2), level + seed)
+    assert cli.main(["report", str(tmp_path)]) == 0
+    runs, title, table, note = capsys.readouterr().out.strip().split("\n\n")
+    assert len(runs.splitlines()) == 6
+    assert title == "cifar10, Dir(0.1)"
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["fml", "standalone"]
+    assert "95 % t interval" in note
+    assert cli.main(["report", str(tmp_path), "--markdown", "--out", str(tmp_path / "page.html")]) == 0
+    assert "## cifar10, Dir(0.1)\n\n| method | ANN | SNN | all | ANN vs standalone |" in capsys.readouterr().out
+    assert "Methods over seeds" in (tmp_path / "page.html").read_text()
+    assert cli.main(["report", str(tmp_path), "--compare"]) == 0
+    assert capsys.readouterr().out.strip().split("\n\n") == [title, table, note]
+    assert cli.main(["report", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert cli.main(["report", str(tmp_path), "--compare", "--json"]) == 0
+    (compared,) = json.loads(capsys.readouterr().out)
+    assert compared["reference"] == "standalone"
+    difference = compared["methods"]["fml"]["difference"]["all"]
+    assert (difference["n"], difference["unit"]) == (2, "seeds")
+    assert difference["low"] <= difference["mean"] <= difference["high"]
+    assert compared["methods"]["standalone"]["difference"] == {}
 
 
 def test_a_report_as_a_page_and_as_figures(finished: Any, tmp_path: Path, capsys: Any) -> None:
@@ -271,6 +304,25 @@ def test_the_summary_says_who_holds_which_class(finished: Any) -> None:
 def test_every_recipe_can_be_shown_for_every_method(recipe: str, method: str, capsys: Any) -> None:
     assert cli.main(["show", recipe, f"method={method}"]) == 0
     assert f'name = "{method}"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["paper", "data=cifar10-dvs"], {"T": 10, "image_size": 48}),
+        (["paper", "data=cifar10-dvs", "T=8", "image_size=32"], {"T": 8, "image_size": 32}),
+        (["paper", "data=cifar100"], {"T": 4, "image_size": 0}),
+        (["cpu"], {"train_per_class": 60, "test_per_class": 150, "image_size": 16}),
+        (["cpu", "data=cifar100"], {"train_per_class": 10, "test_per_class": 20, "image_size": 16}),
+        (["cpu", "data=tiny-imagenet", "train_per_class=9"], {"train_per_class": 9, "image_size": 32}),
+        (["cpu", "data=npz:cifar100"], {"train_per_class": 60, "test_per_class": 150, "image_size": 16}),
+        (["quickstart", "data=cifar10-dvs"], {"T": 4, "image_size": 0}),
+    ],
+    ids=" ".join,
+)
+def test_a_recipe_takes_what_the_data_set_demands(words: list[str], expected: dict[str, int]) -> None:
+    spec = cli.resolve(words)
+    assert {key: getattr(spec, key) for key in expected} == expected
 
 
 # Bad input: exit code 2, one line that says what and where
@@ -313,6 +365,21 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
         (["data", "check", "npz:none.npz"], "none.npz"),
         (["report"], "DIR"),
         (["report", "no-such-folder"], "no-such-folder: there is no such folder"),
+        (
+            ["reproduce", "main", "--scale", "smoke", "--set", "roundz=5"],
+            "unknown key 'roundz'; did you mean 'rounds'?",
+        ),
+        (["reproduce", "main", "--scale", "smoke", "--set", "rounds=0"], "rounds=0 is out of range"),
+        (["reproduce", "main", "--scale", "smoke", "--set", "rounds"], "'rounds' is not KEY=VALUE"),
+        (
+            ["reproduce", "main", "--scale", "smoke", "--set", "seed=3"],
+            "--set seed=3: the experiment sets it; use --seeds",
+        ),
+        (
+            ["reproduce", "rates", "--scale", "smoke", "--set", "method.mu=1"],
+            "method.mu=1: not a field of as-fedbridge",
+        ),
+        (["reproduce", "computation", "--scale", "smoke", "--set", "T=2"], "computation has no runs"),
         (["show", "quikstart"], "'quikstart' is no recipe and no .toml file; did you mean 'quickstart'?"),
         (["show", "none.toml"], "none.toml: cannot be read"),
         (["show", "cpu", "paper"], "give one recipe or file, not 2: cpu paper"),
@@ -429,6 +496,11 @@ def test_folders_that_cannot_be_used(refused: Any, finished: Any, tmp_path: Path
         assert str(out) in refused("run", *SMALL, "--out", out)
         assert "Traceback" not in refused("run", *SMALL, "--out", out, "--resume")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_file_where_tables_should_go(refused: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "cannot be a folder" in refused("reproduce", "main", "--scale", "smoke", "--out", tmp_path / "file")
 
 
 def test_resume_where_there_is_no_run(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

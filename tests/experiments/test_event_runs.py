@@ -10,6 +10,7 @@ import pytest
 from asfedbridge.cli import main
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS
+from asfedbridge.experiments.catalogue import Bench, find_experiment, select
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.run import Setting, prepare
 from asfedbridge.experiments.spec import apply_overrides
@@ -98,3 +99,13 @@ def test_a_round_of_both_kinds(events: Path, method: str, capsys: pytest.Capture
         assert note in printed.err
     assert 'frames_by = "count"' in (out / "spec.toml").read_text()
     assert "skip_damaged = false" in (out / "spec.toml").read_text()
+
+
+def test_fedfree_of_the_main_table_can_be_set_up_on_frames(events: Path) -> None:
+    bench = Bench("cpu", {"cifar10-dvs": f"npz:{events}"})
+    (cell,) = select(find_experiment("main").cells(bench), ["fedfree"], ["cifar10-dvs"])
+    small = {"fleet": FLEET, "partition": "iid", "train_per_class": 0, "test_per_class": 0, "image_size": 0}
+    spec = apply_overrides(cell.spec, small)
+    assert prepare(spec, events.parent).task.stems_differ
+    with pytest.raises(BadInput, match=r"set method\.mismatch=prefix"):
+        prepare(apply_overrides(spec, {"method.mismatch": "refuse"}), events.parent)

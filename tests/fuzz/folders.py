@@ -19,6 +19,7 @@ from asfedbridge.engines.host import ClientHost, state_name
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.experiments.store import RunFolder, read_releases, read_spec, read_summary
 from asfedbridge.methods.fedproto import FedProto
+from asfedbridge.report.comparison import Entry, compare
 from asfedbridge.report.runs import gather
 from asfedbridge.report.tables import check_summary, client_rows, run_rows
 
@@ -219,6 +220,7 @@ def prepare_report(folder: Path) -> Attempt:
 
     def read() -> Any:
         (run,) = gather([path])
+        compare([Entry(run.summary, run.fields)])
         return run, run_rows([run.summary]), client_rows(run.summary)
 
     def attempt(steps: Steps) -> Verdict:

@@ -9,6 +9,7 @@ from tests.report.folders import make_analysis, make_run, make_spec
 
 from asfedbridge.report.page import Lead, write_page
 from asfedbridge.report.runs import gather
+from asfedbridge.report.tables import Titled
 
 CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
@@ -36,7 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ):
         summary = make_run(root / "runs" / str(i), make_spec(method, data=data, seed=seed), level)
         make_analysis(root / "runs" / str(i), summary)
-    write_page(root / "many.html", gather([root / "runs"]), Lead(tables=[("A wide table", [["x" * 60] * 9] * 3)]))
+    write_page(root / "many.html", gather([root / "runs"]), Lead(tables=[Titled("A wide table", [["x" * 60] * 9] * 3)]))
     write_page(root / "one.html", gather([root / "runs" / "2"]), Lead())
     return {name: root / f"{name}.html" for name in ("one", "many")}
 

@@ -13,6 +13,7 @@ from tests.report.folders import make_analysis, make_run, make_spec
 from asfedbridge.core.errors import BadInput
 from asfedbridge.report.page import Lead, render_page, write_page
 from asfedbridge.report.runs import count_unfinished, gather
+from asfedbridge.report.tables import Titled
 
 EVIL = "npz:<script>alert(1)</script>\"'><img src=x onerror=alert(2)>.npz"
 
@@ -129,7 +130,7 @@ def test_nothing_from_a_file_runs(tmp_path: Path, together: int) -> None:
         analysis["clients"][0]["kind"] = analysis["rates"][0]["levels"][0] = EVIL
         analysis["rates"][0]["levels"] = [0.0, 0.25, 0.5, 0.75, 1.0, None]
         (folder / "analysis.json").write_text(json.dumps(analysis))
-    page = read(tmp_path, lead=Lead(EVIL, EVIL, EVIL, [(EVIL, [[EVIL], [EVIL]])], [EVIL]))
+    page = read(tmp_path, lead=Lead(EVIL, EVIL, EVIL, [Titled(EVIL, [[EVIL], [EVIL]], EVIL)], [EVIL]))
     assert page.tags.count("script") == 1
     assert not {"img", "b"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -164,8 +165,11 @@ def test_many_runs_are_compared(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [row[8] for row in rows[1:]] == ["28.12", "28.12", "86.74", "86.74", "-"]  # nine epochs are not the paper's
     assert rows[1][9] == f"{float(rows[1][7]) - 28.12:+.2f}"
-    assert [row[means[0].index("n")] for row in means[1:]] == ["2", "2", "1"]
-    assert " ± " in means[1][-2]
+    assert means[0][:5] == ["method", "ANN", "SNN", "all", "ANN vs standalone"]
+    assert [(row[0], row[-2], row[-1]) for row in means[1:]] == [("fedavg", "2 seeds", "2"), ("standalone", "", "2")]
+    assert " ± " in means[1][1]
+    assert "An asterisk (*) marks an interval that excludes zero." in page.text
+    assert len(page.tables[2][0]) < len(rows[0])  # nine epochs are another protocol, and one run is no comparison
 
 
 def test_two_hundred_runs_stay_small(tmp_path: Path) -> None:

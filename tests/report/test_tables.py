@@ -58,6 +58,11 @@ def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
     assert [columns(rows, i)["point"] for i in (1, 2)] == ["trained", "trained"]
 
 
+def test_fused_predictions_are_a_column_where_a_run_has_them() -> None:
+    rows = run_rows([summary(), summary(fused={"ann": 10.0, "all": 45.678})])
+    assert [columns(rows, i)["fused"] for i in (1, 2)] == ["-", "45.68"]
+
+
 def test_a_client_is_a_row() -> None:
     assert client_rows(summary())[1:] == [
         ["0", "ann", "r18@0.25", "9", "3", "50.00"],
@@ -110,7 +115,9 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         find_summaries([tmp_path])
 
 
-@pytest.mark.parametrize("content", [{"method": "x"}, {"accuracy": 5}, [1], summary(clients=5), summary(clients=[{}])])
+@pytest.mark.parametrize(
+    "content", [{"method": "x"}, {"accuracy": 5}, [1], summary(clients=5), summary(clients=[{}]), summary(seed=[1])]
+)
 def test_a_summary_that_is_not_ours_is_named(tmp_path: Path, content: Any) -> None:
     store(tmp_path / "foreign", content)
     with pytest.raises(BadInput, match="foreign"):

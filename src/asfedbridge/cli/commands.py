@@ -17,8 +17,11 @@ DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def resolve(words: Sequence[str]) -> Any:
-    """A specification from the words of the command line: a recipe or a file, then key=value changes."""
-    from asfedbridge.experiments.recipes import RECIPES, quickstart
+    """A specification from the words of the command line: a recipe or a file, then key=value changes.
+
+    A recipe takes what the data set demands; a file is taken as it stands.
+    """
+    from asfedbridge.experiments.recipes import RECIPES, demands, quickstart
     from asfedbridge.experiments.spec import apply_overrides, from_table
     from asfedbridge.experiments.toml import parse_assignment, read_toml
 
@@ -34,7 +37,8 @@ def resolve(words: Sequence[str]) -> Any:
 
         raise BadInput(f"'{name}' is no recipe and no .toml file{nearest(name, RECIPES)}")
     method = overrides.get("method", "as-fedbridge")
-    return apply_overrides(RECIPES[name](method if isinstance(method, str) else "as-fedbridge"), overrides)
+    spec = RECIPES[name](method if isinstance(method, str) else "as-fedbridge")
+    return apply_overrides(spec, {**demands(name, str(overrides.get("data", ""))), **overrides})
 
 
 def command_run(args: argparse.Namespace) -> int:
@@ -118,8 +122,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
     from asfedbridge.data.sources import data_root
     from asfedbridge.experiments.analyse import MEASURES
-    from asfedbridge.experiments.catalogue import Bench, choose_client, find_experiment, select
+    from asfedbridge.experiments.catalogue import Bench, check_settings, choose_client, find_experiment, select
     from asfedbridge.experiments.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
+    from asfedbridge.experiments.toml import parse_assignment
     from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.measures import measure_tables
@@ -127,8 +132,13 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
+    bench = Bench(args.scale, dict(args.data), dict(parse_assignment(word) for word in args.settings))
     command = shlex.join(["asfedbridge", *args.words])
-    cells = select(experiment.cells(Bench(args.scale, dict(args.data))), args.only, args.columns)
+    cells = select(experiment.cells(bench), args.only or experiment.rows, args.columns)
+    if args.settings and not cells:
+        raise BadInput(f"--set {args.settings[0]}: {experiment.name} has no runs; use asfedbridge costs KEY=VALUE")
+    for line in check_settings(bench, cells):
+        _tell(line)
     if args.point and experiment.analysis not in MEASURES:
         raise BadInput(f"--point {args.point}: {experiment.name} is no analysis at a point; {', '.join(MEASURES)} are")
     client = choose_client(experiment, cells, args.client)
@@ -140,6 +150,10 @@ def command_reproduce(args: argparse.Namespace) -> int:
 
         print(render_text(estimate_rows(jobs, args.data_root, at_once, _tell)))
         return DONE
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {out}: cannot be a folder ({error.strerror}); give another one") from None
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         failures = play(jobs, data_root(args.data_root), at_once, _tell)
@@ -166,13 +180,20 @@ def _tell(line: str) -> None:
 
 
 def command_report(args: argparse.Namespace) -> int:
-    from asfedbridge.report.tables import find_summaries, render_markdown, render_text, run_rows
+    from asfedbridge.report.comparison import Entry, compare
+    from asfedbridge.report.settings import read_fields
+    from asfedbridge.report.tables import Titled, find_runs, render_titled, run_rows
 
-    summaries = find_summaries(args.folders)
+    found = find_runs(args.folders)
+    compared = compare([Entry(summary, read_fields(folder)) for folder, summary in found.items()])
+    if args.compare and not compared:
+        _tell("nothing to compare: no method has several seeds, and none has Standalone beside it on the same shards")
     if args.json:
-        print(json.dumps(summaries))
-    else:
-        print((render_markdown if args.markdown else render_text)(run_rows(summaries)))
+        print(json.dumps([one.to_table() for one in compared] if args.compare else list(found.values())))
+    elif compared or not args.compare:
+        tables = [] if args.compare else [Titled("", run_rows(list(found.values())))]
+        tables += [one.to_titled() for one in compared]
+        print("\n\n".join(render_titled(one, args.markdown) for one in tables))
     if args.out or args.figures:
         from asfedbridge.report.page import Lead, write_page
         from asfedbridge.report.runs import gather

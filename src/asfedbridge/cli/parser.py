@@ -101,11 +101,21 @@ def _reproduce(commands: "Commands") -> None:
         epilog="example: asfedbridge reproduce main --scale cpu --seeds 0,1,2 --data cifar10=npz:mine.npz",
     )
     reproduce.add_argument("experiment", metavar="EXPERIMENT", help="one of: asfedbridge list experiments")
-    reproduce.add_argument("--scale", choices=["paper", "cpu", "smoke"], required=True, help="as large as you can bear")
-    reproduce.add_argument("--seeds", type=_numbers, default=[42], metavar="0,1,2", help="mean and spread over these")
+    reproduce.add_argument("--scale", choices=["paper", "cpu", "smoke"], required=True, help="experiment size")
+    reproduce.add_argument(
+        "--seeds", type=_numbers, default=[42], metavar="0,1,2", help="means and intervals over these"
+    )
     reproduce.add_argument("--only", type=_names, metavar="ROW,...", help="these methods (or variants) only")
     reproduce.add_argument("--columns", type=_names, metavar="COLUMN,...", help="these data sets (or settings) only")
     reproduce.add_argument("--data", type=_pair, action="append", default=[], metavar="NAME=SOURCE", help=SOURCE_HELP)
+    reproduce.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the specification of every run, e.g. rounds=5 or method.mu=0.1; may be repeated",
+    )
     reproduce.add_argument("--out", type=Path, metavar="DIR", help="where runs and tables go (default: runs/SCALE)")
     reproduce.add_argument("--jobs", type=positive, metavar="N", help="runs at once (default: by cores and threads)")
     reproduce.add_argument("--point", choices=POINTS, help=f"cka, gradients, mmd: {POINT_HELP}")
@@ -119,8 +129,9 @@ def _report(commands: "Commands") -> None:
     report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="run folders, or folders of them")
     report.add_argument("--out", type=Path, metavar="FILE.html", help="write a page that opens from disk, too")
     report.add_argument("--figures", type=Path, metavar="DIR", help="write figures as PNG and SVG, too")
+    report.add_argument("--compare", action="store_true", help="print only the comparisons of methods over seeds")
     report.add_argument("--markdown", action="store_true", help="print Markdown")
-    report.add_argument("--json", action="store_true", help="print the summaries as JSON")
+    report.add_argument("--json", action="store_true", help="print a JSON list: summaries, or comparisons (--compare)")
 
 
 def _analyze(commands: "Commands") -> None:

@@ -8,6 +8,23 @@ from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Optimiser
 from asfedbridge.experiments.spec import Spec
 
+# What a recipe must set for a data set, by recipe and data set. A source that is not named here, such as npz:PATH,
+# demands nothing. At cpu scale, a data set with more classes has fewer images per class.
+DEMANDS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {"cifar10-dvs": {"T": 10, "image_size": 48}},
+    "cpu": {
+        "cifar10": {"train_per_class": 60, "test_per_class": 150, "image_size": 16},
+        "cifar100": {"train_per_class": 10, "test_per_class": 20, "image_size": 16},
+        "tiny-imagenet": {"train_per_class": 5, "test_per_class": 10, "image_size": 32},
+        "cifar10-dvs": {"train_per_class": 60, "test_per_class": 50, "image_size": 24},
+    },
+}
+
+
+def demands(recipe: str, data: str) -> dict[str, Any]:
+    """Fields of the specification that a data set sets in a recipe, unless the user sets them."""
+    return DEMANDS.get(recipe, {}).get(data, {})
+
 
 def paper(method: str = "as-fedbridge") -> Spec:
     """The paper's protocol: CIFAR-10, 5 + 5 full ResNet-18, Dirichlet 0.1, 100 rounds. Needs a GPU."""
@@ -40,9 +57,7 @@ def cpu(method: str = "as-fedbridge") -> Spec:
         quickstart(method),
         method=_adapt(_short_run(make_method(method)), **TUNED.get(method, {})),
         data="cifar10",
-        image_size=16,
-        train_per_class=60,
-        test_per_class=150,
+        **demands("cpu", "cifar10"),
         alpha=0.1,
         rounds=30,
         epochs=2,
@@ -80,24 +95,11 @@ def smoke(method: str = "as-fedbridge") -> Spec:
 
 RECIPES: dict[str, Callable[[str], Spec]] = {"quickstart": quickstart, "cpu": cpu, "smoke": smoke, "paper": paper}
 
-# The paper's data sets at CPU scale: training and test images of a class, side. The more classes, the fewer of each.
-CPU_SIZES = {
-    "cifar10": (60, 150, 16),
-    "cifar100": (10, 20, 16),
-    "tiny-imagenet": (5, 10, 32),
-    "cifar10-dvs": (60, 50, 24),
-}
-
 
 def at_scale(scale: str, method: str, data: str) -> Spec:
-    """A recipe on one of the paper's data sets; `smoke` knows digits only."""
+    """A recipe on one of the paper's data sets; `smoke` always runs on digits."""
     spec = RECIPES[scale](method)
-    if scale == "paper":
-        return replace(spec, data=data, T=10 if data == "cifar10-dvs" else spec.T)
-    if scale == "cpu":
-        train, test, side = CPU_SIZES[data]
-        return replace(spec, data=data, train_per_class=train, test_per_class=test, image_size=side)
-    return spec
+    return spec if scale == "smoke" else replace(spec, data=data, **demands(scale, data))
 
 
 def make_method(name: str) -> Method:

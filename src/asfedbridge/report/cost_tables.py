@@ -9,7 +9,7 @@ from asfedbridge.experiments import paper
 from asfedbridge.experiments.catalogue import Cell, CostTable, Experiment
 from asfedbridge.experiments.costs import paper_costs
 from asfedbridge.experiments.reproduce import job_of
-from asfedbridge.report.tables import Rows, decimals, render_text
+from asfedbridge.report.tables import Rows, Titled, decimals, render_text
 
 OPERATIONS = {
     "mflops": "MFLOPs",
@@ -110,22 +110,22 @@ def experiment_costs(
     seeds: Sequence[int],
     out: Path,
     known: Mapping[Path, Mapping[str, Any] | str],
-) -> list[tuple[str, Rows]]:
-    """(heading, rows): costs of the paper's own setting, then of the runs, column by column; the paper's values beside.
+) -> list[Titled]:
+    """Costs of the paper's own setting, then of the runs, column by column; the paper's values beside.
 
     ``known`` has the costs of a run by its folder, or why there are none.
     """
     assert experiment.costs is not None
     tables = []
     if experiment.name == experiment.costs:
-        tables.append(("The paper's setting, counted without training", _counted(experiment.costs)))
+        tables.append(Titled("The paper's setting, counted without training", _counted(experiment.costs)))
     for column in dict.fromkeys(cell.column for cell in cells):
         rows = [_head(experiment.costs)]
         for cell in (c for c in cells if c.column == column):
             folders = {seed: job_of(cell, seed, out).folder for seed in seeds}
             found = {seed: known.get(folder, "no finished run") for seed, folder in folders.items()}
             rows.append(_cost_row(experiment.costs, cell.row, found, cell.costs))
-        tables.append((f"{column}: costs of one example, measured on the trained clients of these runs", rows))
+        tables.append(Titled(f"{column}: costs of one example, measured on the trained clients of these runs", rows))
     return tables
 
 

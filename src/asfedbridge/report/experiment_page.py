@@ -9,7 +9,7 @@ from asfedbridge.experiments.reproduce import job_of
 from asfedbridge.report.page import Lead, write_page
 from asfedbridge.report.reproduction import Result, render, rows_to_csv, tables, tables_to_csv, to_csv, to_latex
 from asfedbridge.report.runs import gather
-from asfedbridge.report.tables import Rows
+from asfedbridge.report.tables import Titled
 
 
 def write_experiment(
@@ -18,14 +18,14 @@ def write_experiment(
     results: Sequence[Result],
     seeds: Sequence[int],
     command: str,
-    measured: Sequence[tuple[str, Rows]] = (),
+    measured: Sequence[Titled] = (),
 ) -> str:
     """NAME.md, .csv, .tex and .html in ``out``, where the runs are; returns the Markdown.
 
     ``measured`` are tables of analyses, which get a NAME-analysis.csv; an experiment without runs has nothing else.
     """
     markdown = render(experiment, results, command, measured)
-    table = to_csv(results) if results else rows_to_csv(measured[0][1])
+    table = to_csv(results) if results else rows_to_csv(measured[0].rows)
     for suffix, text in (("md", markdown), ("csv", table), ("tex", to_latex(experiment, results, measured))):
         write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
     if results and measured:
@@ -40,7 +40,7 @@ def _write_page(
     results: Sequence[Result],
     seeds: Sequence[int],
     command: str,
-    measured: Sequence[tuple[str, Rows]],
+    measured: Sequence[Titled],
 ) -> None:
     reported: dict[Path, dict[str, float]] = {}
     for result in results:

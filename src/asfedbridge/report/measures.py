@@ -10,7 +10,7 @@ from asfedbridge.core.protocol import Point
 from asfedbridge.experiments.catalogue import Cell, Experiment
 from asfedbridge.experiments.reproduce import job_of
 from asfedbridge.report.analyses import HEADS
-from asfedbridge.report.tables import Rows, decimals
+from asfedbridge.report.tables import Rows, Titled, decimals
 
 Analyses = Mapping[Path, Mapping[str, Any]]  # analysis.json by run folder
 POINTS: tuple[Point, ...] = ("received", "trained")
@@ -23,8 +23,8 @@ def measure_tables(
     out: Path,
     known: Analyses,
     client: int | None = None,
-) -> list[tuple[str, Rows]]:
-    """(heading, rows): what the experiment's analysis asks for, column by column.
+) -> list[Titled]:
+    """What the experiment's analysis asks for, column by column.
 
     ``client`` is the one whose firing rates are shown beside the mean.
     """
@@ -39,16 +39,17 @@ def measure_tables(
         if not runs:
             continue
         if experiment.analysis == "diagnostics":
-            tables.append((f"{column}, round by round", _course(runs)))
+            tables.append(Titled(f"{column}, round by round", _course(runs)))
         elif experiment.analysis == "rates":
             for row, found in runs.items():
                 every = [entry for run in found for entry in run["rates"]]
                 own = [entry for entry in every if entry["client"] == client]
                 for whose, entries in (("mean over SNN clients", every), (f"client {client}", own)):
                     if entries:
-                        tables.append((f"{column}, {row}: shares of firing rates, {whose}", _histograms(entries)))
+                        title = f"{column}, {row}: shares of firing rates, {whose}"
+                        tables.append(Titled(title, _histograms(entries)))
         else:
-            tables.append((f"{column}, {experiment.analysis}", _blocks(runs, experiment.analysis)))
+            tables.append(Titled(f"{column}, {experiment.analysis}", _blocks(runs, experiment.analysis)))
     return tables
 
 

@@ -1,15 +1,15 @@
-"""Many runs at a glance: filters, all curves over one another, a table to sort, and means over seeds."""
+"""Many runs at a glance: filters, all curves over one another, a table to sort, and methods over seeds."""
 
-import statistics
 from collections.abc import Sequence
 
 from asfedbridge.core.payload import MB
 from asfedbridge.report.charts import Line, figure, group_name, legend, line_chart, thin
+from asfedbridge.report.comparison import Entry, compare
 from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.palette import Style, cycle
 from asfedbridge.report.runs import Run, describe_settings
-from asfedbridge.report.sections import cells, table, text_columns
-from asfedbridge.report.tables import Rows, decimals, run_rows
+from asfedbridge.report.sections import cells, text_columns, titled_table
+from asfedbridge.report.tables import Rows, run_rows
 
 FILTERS = ("method", "setting", "data", "split", "seed")
 
@@ -19,7 +19,7 @@ def overview(runs: Sequence[Run], most: int) -> Markup | None:
     if len(runs) < 2:
         return None
     rows = comparison_rows(runs)
-    means = mean_rows(runs)
+    compared = compare([Entry(run.summary, run.fields) for run in runs])
     return join(
         tag("h2", "Compare"),
         _filters(rows),
@@ -27,7 +27,8 @@ def overview(runs: Sequence[Run], most: int) -> Markup | None:
         tag("h2", "All runs"),
         tag("p", "Click a column to sort by it.", class_="quiet script"),
         _sortable(rows),
-        join(tag("h2", "Means over seeds"), table(means)) if means else None,
+        tag("h2", "Methods over seeds") if compared else None,
+        [titled_table(one.to_titled(), "h3") for one in compared],
     )
 
 
@@ -45,26 +46,6 @@ def comparison_rows(runs: Sequence[Run]) -> Rows:
     rows[0] += ["up MB", "down MB"]
     for row, text in zip(rows, ["setting", *describe_settings(runs)], strict=True):
         row.insert(1, text)
-    return _without_empty(rows)
-
-
-def mean_rows(runs: Sequence[Run]) -> Rows:
-    """Mean and sample standard deviation over seeds; nothing where no run was repeated."""
-    series: dict[tuple[str, str, str, str], list[Run]] = {}
-    for run, setting in zip(runs, describe_settings(runs), strict=True):
-        series.setdefault((run.summary["method"], setting, run.data, run.split), []).append(run)
-    if all(len(members) == 1 for members in series.values()):
-        return []
-    groups = sorted({g for run in runs for g in run.summary["accuracy"]}, key=lambda g: (g == "all", g))
-    rows = [["method", "setting", "data", "split", "n", *(g if g == "all" else g.upper() for g in groups), "paper all"]]
-    for key, members in series.items():
-        shown = []
-        for group in groups:
-            values = [m.summary["accuracy"][group] for m in members if group in m.summary["accuracy"]]
-            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            shown.append(f"{statistics.fmean(values):.2f}{spread}" if values else "-")
-        theirs = members[0].reported.get("all")
-        rows.append([*key, str(len(members)), *shown, decimals(theirs)])
     return _without_empty(rows)
 
 

@@ -14,8 +14,8 @@ from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.overview import overview
 from asfedbridge.report.palette import style_sheet
 from asfedbridge.report.runs import Run, count_unfinished
-from asfedbridge.report.sections import paper_rows, run_section, table
-from asfedbridge.report.tables import Rows
+from asfedbridge.report.sections import paper_rows, run_section, table, titled_table
+from asfedbridge.report.tables import Titled
 
 POINTS = 60  # of a curve on a page of few runs
 FEWEST = 16  # on a page of many
@@ -31,7 +31,7 @@ class Lead:
     title: str = ""
     text: str = ""
     command: str = ""
-    tables: Sequence[tuple[str, Rows]] = ()
+    tables: Sequence[Titled] = ()
     failures: Sequence[str] = ()
 
 
@@ -64,7 +64,7 @@ def render_page(runs: Sequence[Run], lead: Lead, unfinished: int = 0) -> str:
             "main",
             tag("p", lead.text) if lead.text else None,
             tag("pre", lead.command) if lead.command else None,
-            [join(tag("h2", name) if name else None, table(rows)) for name, rows in lead.tables],
+            [titled_table(one) for one in lead.tables],
             _failures(lead.failures),
             overview(runs, most),
             tag("h2", "Run by run" if len(runs) > 1 else "The run") if runs else None,

@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from asfedbridge.experiments.lookup import find_cell
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.store import ENV, SPEC, SUMMARY, read_rounds, read_spec
 from asfedbridge.report.curves import Curves, trace
+from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
 from asfedbridge.report.tables import find_runs, run_rows
 
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
@@ -32,7 +32,7 @@ class Run:
     folder: Path
     summary: Table
     specification: str  # as TOML
-    fields: Table  # of the specification, dotted
+    fields: Fields  # of the specification
     environment: Table
     curves: Curves
     analysis: Table | None
@@ -61,32 +61,28 @@ def count_unfinished(folders: Sequence[Path]) -> int:
 
 
 def describe_settings(runs: Sequence[Run]) -> list[str]:
-    """For each run, what sets it apart from the others on its data: fields that vary, unless as in most of them."""
-    counts: dict[tuple[str, ...], Counter[str]] = {}
-    for run in runs:
-        for key, value in run.fields.items():
-            counts.setdefault(_peers(run, key), Counter())[repr(value)] += 1
-    texts = []
-    for run in runs:
-        differing = []
-        for key, value in run.fields.items():
-            among = counts[_peers(run, key)]
-            if key not in ASIDE and len(among) > 1 and 2 * among[repr(value)] <= among.total():
-                differing.append(f"{key.removeprefix('method.')}={_plain(value)}")
-        texts.append(", ".join(differing))
-    return texts
+    """For each run, what sets it apart from the others on its data; a method's fields from its other runs there."""
+    texts: list[list[str]] = [[] for _ in runs]
+    for of_method in (False, True):
+        peers: dict[tuple[str, str], list[int]] = {}
+        for i, run in enumerate(runs):
+            peers.setdefault((run.summary["data"], run.summary["method"] if of_method else ""), []).append(i)
+        for places in peers.values():
+            tables = [_described(runs[i].fields, of_method) for i in places]
+            for i, change in zip(places, name_changes(tables), strict=True):
+                texts[i] += [change] if change else []
+    return [", ".join(words) for words in texts]
 
 
-def _peers(run: Run, key: str) -> tuple[str, ...]:
-    """Whom a field can be compared with: a method's own only among its runs."""
-    return run.summary["data"], run.summary["method"] if key.startswith("method.") else "", key
+def _described(fields: Fields, of_method: bool) -> Fields:
+    return {k: v for k, v in fields.items() if k not in ASIDE and k.startswith(METHOD) == of_method}
 
 
 def _read(folder: Path, summary: Table, reported: Mapping[str, float] | None) -> Run:
     file = folder / SPEC
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     try:
-        fields = _flatten(tomllib.loads(text))
+        fields = flatten(tomllib.loads(text))
         curves = trace(read_rounds(folder), summary["point"], summary["rounds"])
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
@@ -111,14 +107,3 @@ def _read_json(file: Path) -> Table | None:
         return dict(json.loads(file.read_bytes())) if file.exists() else None
     except (ValueError, TypeError):
         raise BadInput(f"{file}: is not a JSON object; remove it or make it again") from None
-
-
-def _flatten(table: Table, prefix: str = "") -> Table:
-    flat: Table = {}
-    for key, value in table.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value

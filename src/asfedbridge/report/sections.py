@@ -14,7 +14,7 @@ from asfedbridge.report.markup import Child, Markup, join, tag
 from asfedbridge.report.palette import GROUPS, cycle, of_clients
 from asfedbridge.report.pictures import refer, shard_picture
 from asfedbridge.report.runs import Run, Table
-from asfedbridge.report.tables import Rows, client_rows, decimals
+from asfedbridge.report.tables import Rows, Titled, client_rows, decimals
 
 MOST_CLIENTS = 40  # drawn and listed; a fleet of thousands is not readable one by one
 LONG = 40  # letters of a cell
@@ -30,10 +30,18 @@ def table(rows: Rows) -> Markup:
     return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll", tabindex="0")
 
 
+def titled_table(one: Titled, level: str = "h2") -> Markup:
+    return join(
+        tag(level, one.title) if one.title else None,
+        table(one.rows),
+        tag("p", one.note, class_="quiet") if one.note else None,
+    )
+
+
 def text_columns(rows: Rows) -> list[str | None]:
     """The class of each column: words stand to the left, numbers to the right."""
     return [
-        None if all(re.match(r"[-+]?[\d.,]+( ± |$)|-?$", row[i]) for row in rows[1:]) else "text"
+        None if all(re.match(r"[-+]?[\d.,]+( ± | \[|$)|-?$", row[i]) for row in rows[1:]) else "text"
         for i in range(len(rows[0]))
     ]
 

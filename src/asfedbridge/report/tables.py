@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.experiments.store import read_summary
+from asfedbridge.report.statistics import read_scores
 
 Rows = list[list[str]]
+
+
+class Titled(NamedTuple):
+    """A table with its title, and the line under it that explains it."""
+
+    title: str
+    rows: Rows
+    note: str = ""
 
 
 def render_text(rows: Rows) -> str:
@@ -24,6 +33,12 @@ def render_markdown(rows: Rows) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     rule = "|" + "---|" + "---:|" * (len(rows[0]) - 1)
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def render_titled(table: Titled, markdown: bool) -> str:
+    """Title, table and note, with empty lines between."""
+    title = f"## {table.title}" if markdown and table.title else table.title
+    return "\n\n".join(filter(None, (title, (render_markdown if markdown else render_text)(table.rows), table.note)))
 
 
 def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
@@ -87,6 +102,8 @@ def check_summary(summary: dict[str, Any], file: Path) -> None:
     try:
         run_rows([summary])
         client_rows(summary)
+        read_scores(summary)
+        f"{summary['seed']:d}"
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise BadInput(f"{file}: is not the summary of a run; restore it, or remove it") from None
 
