@@ -6,9 +6,10 @@ makes it, and what the paper reports there.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.core.protocol import Point
 from asfedbridge.experiments import paper
 from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import at_scale
@@ -46,6 +47,7 @@ class Cell:
     spec: Spec
     reported: Mapping[str, float] = field(default_factory=dict)  # by kind and "all", in percent
     costs: Sequence[float] = ()  # what the paper reports, as columns of the experiment's cost table
+    point: Point | None = None  # where clients are evaluated; None: where the method is judged
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,55 @@ def _iid(bench: Bench) -> list[Cell]:
 @_experiment("moderate", "Moderate skew, Dirichlet 0.5", "AS-FedBridge has the best mean, just above isolated FedAvg.")
 def _moderate(bench: Bench) -> list[Cell]:
     return _methods(bench, FEDERATED, CIFAR, paper.MODERATE, alpha=0.5)
+
+
+AVERAGING: dict[str, tuple[str, dict[str, Any]]] = {
+    "standalone": ("standalone", {}),
+    "direct, local BN": ("fedavg", {}),
+    "direct, averaged BN": ("fedavg", {"method__bn_buffers": "averaged"}),
+    "isolated, local BN": ("isolated-fedavg", {}),
+    "isolated, averaged BN": ("isolated-fedavg", {"method__bn_buffers": "averaged"}),
+    "isolated, local BN, starts by kind": ("isolated-fedavg", {"start": "by-kind"}),
+}
+
+
+@_experiment(
+    "averaging",
+    "Direct and isolated FedAvg, IID: BatchNorm statistics and evaluation point",
+    "Isolated averaging is far above Standalone; direct averaging over ANN and SNN collapses. "
+    "(The paper does not say how it treats BatchNorm statistics; its values stand beside both policies.)",
+)
+def _averaging(bench: Bench) -> list[Cell]:
+    cells = []
+    for point in get_args(Point):
+        for row, (method, change) in AVERAGING.items():
+            spec = bench.spec(method, "cifar10", partition="iid", **change)
+            cells.append(Cell(row, point, spec, _triple(paper.IID["cifar10"].get(method)), point=point))
+    return cells
+
+
+BEYOND: dict[str, dict[str, Any]] = {
+    "as-fedbridge": {},
+    "gate right": {"method__gate": "right"},
+    "gate confident": {"method__gate": "confident"},
+    "twin start": {"twin_rounds": 5},
+    "fused weight": {"method__fused_holdout": 0.1},
+}
+
+
+@_experiment(
+    "beyond",
+    "Beyond the paper: gated distillation, twin start, weighted fusion, IID",
+    "Nothing: the paper has none of these. Each row adds one to AS-FedBridge; `standalone, twin start` shows what the "
+    "start gives without a federation.",
+)
+def _beyond(bench: Bench) -> list[Cell]:
+    rows = {"standalone": ("standalone", {}), "standalone, twin start": ("standalone", BEYOND["twin start"])}
+    rows |= {row: ("as-fedbridge", change) for row, change in BEYOND.items()}
+    return [
+        Cell(row, "cifar10", bench.spec(method, "cifar10", partition="iid", **change))
+        for row, (method, change) in rows.items()
+    ]
 
 
 @_experiment("scale", "Backbones of different widths", "AS-FedBridge leads when widths differ.")

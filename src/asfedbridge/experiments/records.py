@@ -1,7 +1,7 @@
 """Records: one per client and round, and the means that tables show."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from asfedbridge.core import payload
 from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
@@ -87,6 +87,7 @@ def summarise(
         **extra,
         "point": point,
         "accuracy": ordered(accuracy_at(records, point)),
+        "points": {p: ordered(means) for p in get_args(Point) if (means := accuracy_at(records, p))},
         "best": None if best is None else {"round": best, **ordered(full[best])},
         **{name: ordered(means) for name, means in beside.items() if means},
         "clients": [

@@ -49,7 +49,7 @@ def collect(cells: Sequence[Cell], seeds: Sequence[int], out: Path, failures: Ma
     results = []
     for cell in cells:
         jobs = [job_of(cell, seed, out) for seed in seeds]
-        runs = {job.spec.seed: read_scores(summary) for job in jobs if (summary := job.summary())}
+        runs = {job.spec.seed: read_scores(summary, cell.point) for job in jobs if (summary := job.summary())}
         failure = next((failures[job.folder] for job in jobs if job.folder in failures), "")
         results.append(Result(cell, Series(runs), failure))
     return results

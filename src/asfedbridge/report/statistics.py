@@ -52,14 +52,17 @@ class Scores:
         return self.shards == other.shards and (not known or self.partition == other.partition)
 
 
-def read_scores(summary: Mapping[str, Any]) -> Scores:
+def read_scores(summary: Mapping[str, Any], point: str | None = None) -> Scores:
+    """A run's accuracies where its method is judged, or at another evaluation point (then of groups only)."""
+    shards = tuple((c["id"], c["kind"], c["train"], c["test"]) for c in summary["clients"])
+    if point is not None:
+        return Scores(summary.get("points", {}).get(point, {}), {}, shards, summary.get("partition_digest", ""))
     clients: dict[str, dict[int, float]] = {}
     for c in summary["clients"]:
         if c["accuracy"] is not None:  # None: never drawn
             for group in (c["kind"], "all"):
                 clients.setdefault(group, {})[c["id"]] = c["accuracy"]
     shared = {name: summary[name]["all"] for name in SHARED if "all" in summary.get(name, {})}
-    shards = tuple((c["id"], c["kind"], c["train"], c["test"]) for c in summary["clients"])
     return Scores({**summary["accuracy"], **shared}, clients, shards, summary.get("partition_digest", ""))
 
 
