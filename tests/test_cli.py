@@ -242,9 +242,12 @@ def test_a_report_of_two_runs(finished: Any, tmp_path: Path, capsys: Any) -> Non
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("| method | data |")
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [s["method"] for s in found["runs"]] == ["as-fedbridge", "standalone"]
-    assert found["comparisons"] == []
+    assert [s["method"] for s in json.loads(capsys.readouterr().out)] == ["as-fedbridge", "standalone"]
+    for option, printed in (((), ""), (("--json",), "[]\n")):
+        assert cli.main(["report", str(finished[0]), str(tmp_path), "--compare", *option]) == 0
+        out, err = capsys.readouterr()
+        assert out == printed
+        assert err.startswith("nothing to compare: no method has several seeds")
 
 
 def test_a_report_compares_methods_over_seeds(tmp_path: Path, capsys: Any) -> None:
@@ -262,8 +265,12 @@ def test_a_report_compares_methods_over_seeds(tmp_path: Path, capsys: Any) -> No
     assert cli.main(["report", str(tmp_path), "--markdown", "--out", str(tmp_path / "page.html")]) == 0
     assert "## cifar10, Dir(0.1)\n\n| method | ANN | SNN | all | ANN vs standalone |" in capsys.readouterr().out
     assert "Methods over seeds" in (tmp_path / "page.html").read_text()
+    assert cli.main(["report", str(tmp_path), "--compare"]) == 0
+    assert capsys.readouterr().out.strip().split("\n\n") == [title, table, note]
     assert cli.main(["report", str(tmp_path), "--json"]) == 0
-    (compared,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert cli.main(["report", str(tmp_path), "--compare", "--json"]) == 0
+    (compared,) = json.loads(capsys.readouterr().out)
     assert compared["reference"] == "standalone"
     difference = compared["methods"]["fml"]["difference"]["all"]
     assert (difference["n"], difference["unit"]) == (2, "seeds")
@@ -276,7 +283,7 @@ def test_a_report_as_a_page_and_as_figures(finished: Any, tmp_path: Path, capsys
     words = ["report", str(finished[0]), "--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
     assert cli.main([*words, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"runs": [summary], "comparisons": []}
+    assert json.loads(out) == [summary]
     assert f"report: {tmp_path / 'page.html'}" in err
     page = (tmp_path / "page.html").read_text()
     assert f">{summary['accuracy']['all']:.2f}<" in page

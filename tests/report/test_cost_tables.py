@@ -20,8 +20,8 @@ def row(*runs: dict[str, Any] | str | None) -> list[str]:
     """The row of a cell whose runs were found so, seed by seed."""
     seeds = list(range(len(runs)))
     known = {job_of(CELL, seed, Path("out")).folder: run for seed, run in zip(seeds, runs, strict=True) if run}
-    [(heading, rows)] = experiment_costs(EXPERIMENT, [CELL], seeds, Path("out"), known)
-    assert heading.startswith("alike: ")
+    [(title, rows, _)] = experiment_costs(EXPERIMENT, [CELL], seeds, Path("out"), known)
+    assert title.startswith("alike: ")
     assert rows[0] == ["", "MFLOPs", "paper", "MBitOPs", "paper", "MSOPs", "paper", "SNN dense MFLOPs", "n", "note"]
     return rows[1]
 

@@ -24,7 +24,7 @@ def rates(client: int, first: float) -> dict[str, Any]:
 
 
 def test_rates_are_shown_for_all_snn_clients_and_for_one() -> None:
-    (mean, mean_rows), (own, own_rows) = tables("rates", {"rates": [rates(8, 0.2), rates(9, 0.6)]}, client=9)
+    (mean, mean_rows, _), (own, own_rows, _) = tables("rates", {"rates": [rates(8, 0.2), rates(9, 0.6)]}, client=9)
     assert mean.endswith("shares of firing rates, mean over SNN clients")
     assert own.endswith("shares of firing rates, client 9")
     assert mean_rows[0] == own_rows[0] == ["", "whose", "0", "1", "other"]
@@ -37,7 +37,7 @@ def test_rates_are_shown_for_all_snn_clients_and_for_one() -> None:
 
 def test_blocks_say_at_which_point_clients_were_taken() -> None:
     blocks = {"ann": {"mean": 0.5, "pairs": 10}, "cross": {"mean": None, "pairs": 0}}
-    ((_, rows),) = tables("cka", {"reported": 50.0, "point": "trained", "cka": {"blocks": blocks}})
+    ((_, rows, _),) = tables("cka", {"reported": 50.0, "point": "trained", "cka": {"blocks": blocks}})
     assert rows[:2] == [
         ["", "accuracy", "point", "ANN pairs", "cross pairs", "n"],
         ["standalone", "50.00", "trained", "0.5000", "-", "1"],
