@@ -69,6 +69,11 @@ def test_protocols_are_not_pooled() -> None:
     assert found[2].reference is None
 
 
+def test_what_a_run_writes_besides_does_not_set_it_apart() -> None:
+    (one,) = compare([*ALONE, entry("fml", 0, 51.0, 42.0, diagnose_every=1), entry("fml", 1, 51.0, 42.0)])
+    assert {name: len(series.runs) for name, series in one.methods.items()} == {"standalone": 2, "fml": 2}
+
+
 def test_another_content_of_the_data_is_another_protocol() -> None:
     changed = [entry("standalone", s, 9.0, 9.0, more={"data_fingerprint": "f00d" * 9}) for s in (0, 1)]
     found = compare([*ALONE, *changed])

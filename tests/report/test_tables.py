@@ -58,9 +58,11 @@ def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
     assert [columns(rows, i)["point"] for i in (1, 2)] == ["trained", "trained"]
 
 
-def test_fused_predictions_are_a_column_where_a_run_has_them() -> None:
-    rows = run_rows([summary(), summary(fused={"ann": 10.0, "all": 45.678})])
-    assert [columns(rows, i)["fused"] for i in (1, 2)] == ["-", "45.68"]
+def test_a_run_without_a_shared_network_has_dashes() -> None:
+    other = summary(method="fedavg")
+    del other["bridge"], other["fused"]
+    found = columns(run_rows([other]))
+    assert (found["Bridge"], found["fused"]) == ("-", "-")
 
 
 def test_a_client_is_a_row() -> None:
