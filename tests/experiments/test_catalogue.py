@@ -21,6 +21,7 @@ from asfedbridge.experiments.run import prepare
 NAMES = [
     *("motivation", "main", "iid", "moderate", "scale", "architecture", "composition", "necessity", "lowbit"),
     *("ablation", "bridge-width", "cka", "gradients", "mmd", "rates", "communication"),
+    *("averaging", "beyond"),
 ]
 
 

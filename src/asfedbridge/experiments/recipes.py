@@ -13,10 +13,10 @@ from asfedbridge.experiments.spec import Spec
 DEMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"cifar10-dvs": {"T": 10, "image_size": 48}},
     "cpu": {
-        "cifar10": {"train_per_class": 250, "image_size": 16},
-        "cifar100": {"train_per_class": 25, "image_size": 16},
-        "tiny-imagenet": {"train_per_class": 20, "image_size": 16},
-        "cifar10-dvs": {"train_per_class": 100, "test_per_class": 50, "image_size": 24},
+        "cifar10": {"train_per_class": 150, "image_size": 16},
+        "cifar100": {"train_per_class": 15, "image_size": 16},
+        "tiny-imagenet": {"train_per_class": 15, "image_size": 16},
+        "cifar10-dvs": {"train_per_class": 150, "test_per_class": 100, "image_size": 24},
     },
 }
 
@@ -54,18 +54,18 @@ def quickstart(method: str = "as-fedbridge") -> Spec:
 
 
 def cpu(method: str = "as-fedbridge") -> Spec:
-    """Real images on two cores: CIFAR-10 at 16x16, 250 images a client, narrow backbones, 1 to 3 minutes a run.
+    """Real images on two cores: CIFAR-10 at 16x16, 150 images a client, narrow backbones, 1 to 3 minutes a run.
 
     One private epoch and one injection epoch a round, and many rounds: the Bridge learns from every client well before
-    the end, and a backbone trained alone stops improving. All test images are used, every tenth round.
+    the end, and a backbone trained alone stops improving. All test images are used, every twentieth round.
     """
     return replace(
         quickstart(method),
         data="cifar10",
         **demands("cpu", "cifar10"),
         alpha=0.1,
-        rounds=50,
-        evaluate_every=10,
+        rounds=80,
+        evaluate_every=20,
     )
 
 
