@@ -80,7 +80,7 @@ def test_fedfree_exchanges_prefixes_on_event_frames_only() -> None:
 def test_settings_override_the_grid_and_reach_what_it_derives() -> None:
     bench = Bench("paper", settings={"rounds": 30, "T": 6, "optimiser.lr_ann": 0.3})
     for cell in EXPERIMENTS["motivation"].cells(bench):
-        assert (cell.spec.rounds, cell.spec.snapshot_every, cell.spec.optimiser.lr_ann) == (30, 3, 0.3)
+        assert (cell.spec.rounds, cell.spec.diagnose_every, cell.spec.optimiser.lr_ann) == (30, 3, 0.3)
     assert {c.spec.T for c in EXPERIMENTS["necessity"].cells(bench)} == {6}  # the grid's own are 2, 4 and 8
     plain, changed = (EXPERIMENTS["rates"].cells(b)[0].spec.digest() for b in (Bench("paper"), bench))
     assert plain != changed
