@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -403,6 +404,12 @@ def test_defaults_are_the_papers_table() -> None:
     assert (method.pspr_threshold, method.pspr_spread) == (0.5, 1.0)
     assert (method.pspr_deviation, method.pspr_variance_weight) == (0.05, 1.0)
     assert (method.bridge_lr, method.injection_epochs, method.bridge_width) == (0.004, 1, 1.0)
+
+
+def test_a_twin_start_with_one_direction_is_refused(lab: Any) -> None:
+    method = lab.method("as-fedbridge", direction="ann-to-snn")
+    with pytest.raises(BadInput, match=r"^twin_rounds=1 with method\.direction=ann-to-snn: .* or method\.direction=both$"):
+        method.check(dataclasses.replace(lab.task, twin_rounds=1), [lab.info()])
 
 
 # gated distillation

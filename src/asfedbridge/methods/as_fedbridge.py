@@ -80,6 +80,11 @@ class ASFedBridge(BridgeSharing):
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:
             raise BadInput("method.temperature=0 must be above 0")
+        if self.direction != "both" and task.twin_rounds:
+            raise BadInput(
+                f"twin_rounds={task.twin_rounds} with method.direction={self.direction}: a twin would teach as an ANN "
+                f"client; use twin_rounds=0 or method.direction=both"
+            )
         super().check(task, clients)
 
     def extracts(self, client: ClientInfo) -> bool:
