@@ -222,7 +222,6 @@ def test_final_clients_can_be_taken_at_either_point(
     assert json.loads((tmp_path / "run" / f"analysis-{other}.json").read_text())["point"] == other
     if method == "fedavg":
         assert found["cka"] == default["by_round"][-1]["cka"] != default["cka"]
-        assert [c["reported"] for c in found["clients"]] != [c["reported"] for c in default["clients"]]
     else:  # what the server sends does not touch the backbone
         assert (found["cka"], found["gradients"]) == (default["cka"], default["gradients"])
     assert found["reported"] == default["reported"]

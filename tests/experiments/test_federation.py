@@ -45,7 +45,7 @@ class Silent:
 
 
 def make_spec(**changes: Any) -> Spec:
-    return apply_overrides(quickstart(), TINY | changes)
+    return apply_overrides(quickstart("fedproto"), TINY | changes)
 
 
 def write_data(path: Path, classes: int = 10, train: int = 20, **more: Any) -> str:

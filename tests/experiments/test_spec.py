@@ -51,7 +51,7 @@ def changed(value: Any, hint: Any) -> Any:
     if hint is bool:
         return not value
     if hint is str:
-        return "3*resnet18:ann" if "resnet" in value else "npz:other.npz"
+        return "3*resnet18:ann" if value.endswith(":snn") else "npz:other.npz"
     if hint is int:
         return value + 1
     return value * 0.5 + 0.015625
@@ -69,18 +69,20 @@ def test_every_recipe_survives_tables_and_toml(tmp_path: Path, recipe: str, meth
         assert back.digest() == spec.digest()
 
 
-@pytest.mark.parametrize(("recipe", "wide"), [("quickstart", "@0.125"), ("cpu", "@0.125"), ("paper", "")])
-def test_a_named_fleet_has_the_width_of_the_recipe(recipe: str, wide: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "wide"), [("quickstart", "vgg9@0.125"), ("cpu", "vgg9@0.125"), ("paper", "resnet18")]
+)
+def test_a_named_fleet_has_family_and_width_of_the_recipe(recipe: str, wide: str) -> None:
     spec = apply_overrides(RECIPES[recipe]("fml"), {"fleet": "3+7"})
-    assert spec.fleet == f"3*resnet18{wide}:ann,7*resnet18{wide}:snn"
+    assert spec.fleet == f"3*{wide}:ann,7*{wide}:snn"
     assert to_table(spec)["fleet"] == spec.fleet
     narrow = apply_overrides(spec, {"fleet": "scale"})
     assert apply_overrides(narrow, {"fleet": "3+7"}) == spec  # the widest client is the measure
-    assert apply_overrides(spec, {"fleet": "bnn@0.5"}).fleet == "10*resnet18@0.5:bnn"
+    assert apply_overrides(spec, {"fleet": "bnn@0.5"}).fleet == f"10*{wide.partition('@')[0]}@0.5:bnn"
 
 
 def test_recipes_are_as_promised() -> None:
-    assert list(RECIPES) == ["quickstart", "cpu", "smoke", "paper"]
+    assert list(RECIPES) == ["quickstart", "cpu", "extended", "smoke", "paper"]
     paper = RECIPES["paper"]("as-fedbridge")
     assert (paper.data, paper.fleet, paper.alpha, paper.rounds) == (
         "cifar10",
@@ -94,7 +96,7 @@ def test_recipes_are_as_promised() -> None:
         quickstart("fedavgg")
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "cpu", "smoke", "paper"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_shared_networks_are_matched(recipe: str) -> None:
     """Methods that communicate a small network have the same one, at the same rate."""
     names = ("bridge_width", "bridge_norm", "bridge_lr", "bridge_weight_decay", "bridge_momentum")

@@ -137,7 +137,7 @@ def test_values_under_the_pointer(browser: Browser, pages: dict[str, Path]) -> N
         "[...document.querySelectorAll('details.run table')[0].rows[1].cells].map((c) => c.textContent)"
     )
     shown = {line.split("  ")[1]: float(line.split("  ")[0]) for line in tip[1:]}
-    assert tip[0] == "round 30"
+    assert tip[0] == "round 80"
     for label, mean in zip(("ANN", "SNN", "all clients"), means[1:], strict=True):
         assert shown[label] == pytest.approx(float(mean), abs=0.06)
 

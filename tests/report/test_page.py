@@ -83,7 +83,7 @@ def test_the_ends_of_curves_are_the_summary_s(run: Any) -> None:
     folder, summary = run
     (found,) = gather([folder])
     for group, points in found.curves.groups.items():
-        assert points[-1] == (30.0, pytest.approx(summary["accuracy"][group]))
+        assert points[-1] == (summary["rounds"], pytest.approx(summary["accuracy"][group]))
     for client in summary["clients"]:
         assert found.curves.clients[client["id"]][-1][1] == client["accuracy"]
     for way in ("up", "down"):

@@ -189,11 +189,11 @@ def _moderate(bench: Bench) -> list[Cell]:
 
 AVERAGING: dict[str, tuple[str, dict[str, Any]]] = {
     "standalone": ("standalone", {}),
-    "direct, local BN": ("fedavg", {}),
-    "direct, averaged BN": ("fedavg", {"method__bn_buffers": "averaged"}),
-    "isolated, local BN": ("isolated-fedavg", {}),
-    "isolated, averaged BN": ("isolated-fedavg", {"method__bn_buffers": "averaged"}),
-    "isolated, local BN, starts by kind": ("isolated-fedavg", {"start": "by-kind"}),
+    "direct": ("fedavg", {}),
+    "direct-averaged-bn": ("fedavg", {"method__bn_buffers": "averaged"}),
+    "isolated": ("isolated-fedavg", {}),
+    "isolated-averaged-bn": ("isolated-fedavg", {"method__bn_buffers": "averaged"}),
+    "isolated-start-by-kind": ("isolated-fedavg", {"start": "by-kind"}),
 }
 
 
@@ -214,21 +214,22 @@ def _averaging(bench: Bench) -> list[Cell]:
 
 BEYOND: dict[str, dict[str, Any]] = {
     "as-fedbridge": {},
-    "gate right": {"method__gate": "right"},
-    "gate confident": {"method__gate": "confident"},
-    "twin start": {"twin_rounds": 5},
-    "fused weight": {"method__fused_holdout": 0.1},
+    "gate-right": {"method__gate": "right"},
+    "gate-confident": {"method__gate": "confident"},
+    "twin-start": {"twin_rounds": 5},
+    "fused-weight": {"method__fused_holdout": 0.1},
+    "all-of-them": {"method__gate": "right", "twin_rounds": 5, "method__fused_holdout": 0.1},
 }
 
 
 @_experiment(
     "beyond",
     "Beyond the paper: gated distillation, twin start, weighted fusion, IID",
-    "Nothing: the paper has none of these. Each row adds one to AS-FedBridge; `standalone, twin start` shows what the "
+    "Nothing: the paper has none of these. Each row adds one to AS-FedBridge; `standalone-twin-start` shows what the "
     "start gives without a federation.",
 )
 def _beyond(bench: Bench) -> list[Cell]:
-    rows = {"standalone": ("standalone", {}), "standalone, twin start": ("standalone", BEYOND["twin start"])}
+    rows = {"standalone": ("standalone", {}), "standalone-twin-start": ("standalone", BEYOND["twin-start"])}
     rows |= {row: ("as-fedbridge", change) for row, change in BEYOND.items()}
     return [
         Cell(row, "cifar10", bench.spec(method, "cifar10", partition="iid", **change))

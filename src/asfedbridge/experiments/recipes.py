@@ -69,6 +69,12 @@ def cpu(method: str = "as-fedbridge") -> Spec:
     )
 
 
+def extended(method: str = "as-fedbridge") -> Spec:
+    """`cpu` with what goes beyond the paper: gated distillation, twin start, a fusion weight from held-out images."""
+    spec = cpu(method)
+    return replace(spec, method=_adapt(spec.method, gate="right", fused_holdout=0.1), twin_rounds=5)
+
+
 def _fleet(method: str) -> str:
     """SFedHIFI composes ResNet-18 only; its rows are not on the others' backbones."""
     return SMALL_FLEET.replace("vgg9", "resnet18") if method == "sfedhifi" else SMALL_FLEET
@@ -103,7 +109,13 @@ def smoke(method: str = "as-fedbridge") -> Spec:
     )
 
 
-RECIPES: dict[str, Callable[[str], Spec]] = {"quickstart": quickstart, "cpu": cpu, "smoke": smoke, "paper": paper}
+RECIPES: dict[str, Callable[[str], Spec]] = {
+    "quickstart": quickstart,
+    "cpu": cpu,
+    "extended": extended,
+    "smoke": smoke,
+    "paper": paper,
+}
 
 
 def at_scale(scale: str, method: str, data: str) -> Spec:
