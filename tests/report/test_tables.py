@@ -14,7 +14,8 @@ def summary(**changes: Any) -> dict[str, Any]:
     return {
         "method": "as-fedbridge", "data": "digits", "seed": 42, "partition": "dirichlet", "alpha": 0.5,
         "accuracy": {"ann": 50.0, "snn": 25.0, "all": 37.5}, "best": {"round": 1, "all": 40.0},
-        "bridge": {"all": 12.345}, "fused": {"all": 13.57}, "point": "trained", "bn_buffers": "local",
+        "bridge": {"all": 12.345}, "fused": {"ann": 14.0, "snn": 13.0, "all": 13.57},
+        "point": "trained", "bn_buffers": "local",
         "payload_mb": 3.9321, "wall_seconds": 90.0,
         "clients": [
             {"id": 0, "kind": "ann", "width": 0.25, "T": 1, "accuracy": 50.0, "train": 9, "test": 3, "model": "r18"},
@@ -30,7 +31,8 @@ def columns(rows: list[list[str]], row: int = 1) -> dict[str, str]:
 def test_a_run_is_a_row() -> None:
     assert columns(run_rows([summary()])) == {
         "method": "as-fedbridge", "data": "digits", "split": "Dir(0.5)", "seed": "42", "ANN": "50.00", "SNN": "25.00",
-        "all": "37.50", "best all": "40.00", "Bridge": "12.35", "fused": "13.57", "point": "trained", "BN": "local",
+        "all": "37.50", "best all": "40.00", "Bridge": "12.35", "fused ANN": "14.00",
+        "fused SNN": "13.00", "fused all": "13.57", "point": "trained", "BN": "local",
         "payload MB": "3.93", "minutes": "1.5",
     }  # fmt: skip
 

@@ -31,25 +31,18 @@ def paper(method: str = "as-fedbridge") -> Spec:
     return Spec(method=make_method(method), data="cifar10")
 
 
-# Small shards need a network that trains in few steps: VGG-9 with an arctangent surrogate (docs/results.md).
-SMALL_FLEET = "5*vgg9@0.125:ann,5*vgg9@0.125:snn"
-SMALL_NEURON = Neuron(surrogate="atan", sharpness=2.0, detach_reset=True)
-
-
 def quickstart(method: str = "as-fedbridge") -> Spec:
-    """The default: the handwritten digits that ship with scikit-learn, no download, about two minutes."""
+    """The default: the handwritten digits that ship with scikit-learn, 50 images a client, about two minutes."""
     return replace(
-        paper(method),
-        method=_adapt(_short_run(make_method(method)), **TUNED.get(method, {})),
+        _short(method),
         data="digits",
-        alpha=0.5,
-        fleet=_fleet(method),
-        rounds=30,
-        epochs=1,
-        batch_size=16,
-        neuron=SMALL_NEURON,
-        optimiser=Optimiser(lr_ann=0.02, lr_snn=0.05),
-        threads=1,  # small models gain nothing from a second thread, and one thread gives the same bits everywhere
+        train_per_class=50,
+        fleet=_fleet(method, 0.25),
+        rounds=60,
+        batch_size=8,
+        evaluate_every=10,
+        twin_rounds=10,  # the first steps of an SNN on so few images are slow
+        method=_adapt(_short(method).method, alpha_kd_ann=(1.0, 1.0), alpha_kd_snn=(1.0, 1.0)),
     )
 
 
@@ -60,11 +53,14 @@ def cpu(method: str = "as-fedbridge") -> Spec:
     the end, and a backbone trained alone stops improving. All test images are used, every twentieth round.
     """
     return replace(
-        quickstart(method),
+        _short(method),
         data="cifar10",
         **demands("cpu", "cifar10"),
+        partition="dirichlet",
         alpha=0.1,
+        fleet=_fleet(method, 0.125),
         rounds=80,
+        batch_size=16,
         evaluate_every=20,
     )
 
@@ -73,11 +69,6 @@ def extended(method: str = "as-fedbridge") -> Spec:
     """`cpu` with what goes beyond the paper: gated distillation, twin start, a fusion weight from held-out images."""
     spec = cpu(method)
     return replace(spec, method=_adapt(spec.method, gate="right", fused_holdout=0.1), twin_rounds=5)
-
-
-def _fleet(method: str) -> str:
-    """SFedHIFI composes ResNet-18 only; its rows are not on the others' backbones."""
-    return SMALL_FLEET.replace("vgg9", "resnet18") if method == "sfedhifi" else SMALL_FLEET
 
 
 # Chosen for `cpu` on a validation cut of the training images, four settings for each method that was tuned
@@ -101,8 +92,13 @@ def smoke(method: str = "as-fedbridge") -> Spec:
     return replace(
         short,
         method=_adapt(short.method, bank_inputs=0.0625),  # SFedHIFI's channels are multiples of its banks'
+        partition="dirichlet",
+        alpha=0.5,
         train_per_class=20,
         test_per_class=10,
+        batch_size=16,
+        evaluate_every=1,
+        twin_rounds=0,
         fleet="5*resnet18@0.0625:ann,5*resnet18@0.0625:snn",
         T=2,
         rounds=2,
@@ -130,13 +126,28 @@ def make_method(name: str) -> Method:
     return METHODS[name]()
 
 
-def _short_run(method: Method) -> Method:
-    """The paper's proportions, not its constants: docs/results.md tells what each of these is for.
+def _short(method: str) -> Spec:
+    """The paper's proportions, not its constants, for runs of some hundred steps (docs/results.md).
 
-    A run of some hundred steps needs a Bridge that learns faster (rate) and an SNN that is supervised on its mean
-    output: TET makes its start slower. Methods that share a network like the Bridge get the same network and rate.
+    The Bridge learns faster (rate), an SNN is supervised on its mean output, because TET makes its start slower, and
+    its surrogate is the arctangent. Methods that share a network like the Bridge get the same network and rate.
     """
-    return _adapt(method, bridge_lr=0.05, bridge_width=0.25, snn_loss="ce")
+    short = _adapt(make_method(method), bridge_lr=0.05, bridge_width=0.25, snn_loss="ce", **TUNED.get(method, {}))
+    return replace(
+        paper(method),
+        method=short,
+        partition="iid",
+        epochs=1,
+        neuron=Neuron(surrogate="atan", sharpness=2.0, detach_reset=True),
+        optimiser=Optimiser(lr_ann=0.02, lr_snn=0.05),
+        threads=1,  # small models gain nothing from a second thread, and one thread gives the same bits everywhere
+    )
+
+
+def _fleet(method: str, width: float) -> str:
+    """VGG-9 learns in few steps. SFedHIFI composes ResNet-18 only; its rows are not on the others' backbones."""
+    family = "resnet18" if method == "sfedhifi" else "vgg9"
+    return f"5*{family}@{width}:ann,5*{family}@{width}:snn"
 
 
 def _adapt(method: Method, **values: Any) -> Method:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.experiments.store import read_summary
-from asfedbridge.report.statistics import read_scores
+from asfedbridge.report.statistics import group_title, read_scores
 
 Rows = list[list[str]]
 
@@ -46,7 +46,9 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
     nearest = ["nearest"] if any("nearest" in s for s in summaries) else []  # prototype methods alone have it
-    rows = [[*head, "best all", "Bridge", "fused", *nearest, "point", "BN", "payload MB", "minutes"]]
+    fused = groups if any("fused" in s for s in summaries) else []  # methods with a shared network have it
+    beside = ["Bridge", *(f"fused {group_title(g)}" for g in fused), *nearest]
+    rows = [[*head, "best all", *beside, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = {"iid": "iid", "nodes": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
@@ -58,7 +60,9 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
                 str(s["seed"]),
                 *(decimals(s["accuracy"].get(g)) for g in groups),
                 decimals((s["best"] or {}).get("all")),
-                *(decimals(s.get(key, {}).get("all")) for key in ["bridge", "fused", *nearest]),
+                decimals(s.get("bridge", {}).get("all")),
+                *(decimals(s.get("fused", {}).get(g)) for g in fused),
+                *(decimals(s.get(key, {}).get("all")) for key in nearest),
                 s["point"],
                 s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",
