@@ -70,7 +70,7 @@ def test_every_recipe_survives_tables_and_toml(tmp_path: Path, recipe: str, meth
 
 
 @pytest.mark.parametrize(
-    ("recipe", "wide"), [("quickstart", "vgg9@0.125"), ("cpu", "vgg9@0.125"), ("paper", "resnet18")]
+    ("recipe", "wide"), [("quickstart", "vgg9@0.25"), ("cpu", "vgg9@0.125"), ("paper", "resnet18")]
 )
 def test_a_named_fleet_has_family_and_width_of_the_recipe(recipe: str, wide: str) -> None:
     spec = apply_overrides(RECIPES[recipe]("fml"), {"fleet": "3+7"})

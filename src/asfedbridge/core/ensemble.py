@@ -18,7 +18,7 @@ def mix(own_BC: Tensor, other_BC: Tensor, weight: float) -> Tensor:
 
 
 def fit_weight(own_BC: Tensor, other_BC: Tensor, y_B: Tensor) -> float:
-    """The weight of ``own`` with the lowest cross-entropy on these examples; of equal ones, the nearest to 0.5.
+    """The weight of ``own`` with the lowest cross-entropy on these examples. Ties go to the weight nearest 0.5.
 
     Cross-entropy, because accuracy on a few dozen held-out images has many ties.
     """

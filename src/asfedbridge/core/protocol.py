@@ -84,7 +84,7 @@ class Task:
     evaluate_every: int = 1  # rounds
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
-    twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
+    twin_rounds: int = 0  # number of first rounds in which SNN clients train as their ANN twins
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
@@ -158,7 +158,7 @@ Predictor = Callable[[Tensor], Tensor]  # a batch of images -> logits_BC
 
 
 class Answers(NamedTuple):
-    """What a predictor said of a set of images, and what is right."""
+    """Logits of a predictor on a set of images, and their labels."""
 
     logits: Tensor
     labels: Tensor

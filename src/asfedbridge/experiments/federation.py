@@ -46,7 +46,7 @@ from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.experiments.recipes import quickstart
 from asfedbridge.experiments.records import event_records
 from asfedbridge.experiments.run import Observer, Setting, make_task, pick_device, play, prepare
-from asfedbridge.experiments.spec import Spec, from_table
+from asfedbridge.experiments.spec import Spec, from_table, restored
 from asfedbridge.experiments.store import RunFolder, read_summary
 from asfedbridge.experiments.toml import read_toml
 from asfedbridge.models.registry import load_file
@@ -85,7 +85,7 @@ def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
     for name in (*sorted(map(str, (file.parent / MODELS).glob("*.py"))), *str(config["imports"]).split(":")):
         if name:
             load_file(name)
-    return from_table(read_toml(file), quickstart())
+    return from_table(restored(read_toml(file)), quickstart())
 
 
 def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observer) -> dict[str, Any]:

@@ -8,16 +8,19 @@ from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
 from asfedbridge.experiments.spec import Spec
 
-# What a recipe must set for a data set, by recipe and data set. A source that is not named here, such as npz:PATH,
-# demands nothing. At cpu scale, a data set with more classes has fewer images per class.
+# Settings of a data set in a recipe. A source that is not named here, such as npz:PATH, has none. At cpu scale, a data
+# set with more classes has fewer images per class.
+CPU_SIZES: dict[str, dict[str, Any]] = {
+    "cifar10": {"train_per_class": 150, "image_size": 16},
+    "cifar100": {"train_per_class": 15, "image_size": 16},
+    "tiny-imagenet": {"train_per_class": 15, "image_size": 16},
+    "cifar10-dvs": {"train_per_class": 150, "test_per_class": 100, "image_size": 24},
+}
+EVENTS = {"cifar10-dvs": CPU_SIZES["cifar10-dvs"] | {"twin_rounds": 0}}  # a twin on frames would have another stem
 DEMANDS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"cifar10-dvs": {"T": 10, "image_size": 48}},
-    "cpu": {
-        "cifar10": {"train_per_class": 150, "image_size": 16},
-        "cifar100": {"train_per_class": 15, "image_size": 16},
-        "tiny-imagenet": {"train_per_class": 15, "image_size": 16},
-        "cifar10-dvs": {"train_per_class": 150, "test_per_class": 100, "image_size": 24},
-    },
+    "cpu": CPU_SIZES,
+    "extended": CPU_SIZES | EVENTS,
 }
 
 
@@ -44,8 +47,7 @@ def quickstart(method: str = "as-fedbridge") -> Spec:
         fleet=_fleet(method, 0.25),
         rounds=60,
         batch_size=8,
-        evaluate_every=10,
-        twin_rounds=10,  # the first steps of an SNN on so few images are slow
+        optimiser=Optimiser(lr_ann=0.02, lr_snn=0.1),  # an SNN learns slowly from so few images
     )
 
 
@@ -73,7 +75,8 @@ def cpu(method: str = "as-fedbridge") -> Spec:
 def extended(method: str = "as-fedbridge") -> Spec:
     """`cpu` with what goes beyond the paper: gated distillation, twin start, a fusion weight from held-out images."""
     spec = cpu(method)
-    return replace(spec, method=_adapt(spec.method, gate="right", fused_holdout=0.1), twin_rounds=5)
+    added = _adapt(spec.method, gate="right", fused_holdout=0.1)
+    return replace(spec, method=added, twin_rounds=0 if method == "sfedhifi" else 5)
 
 
 # Chosen for `cpu` on a validation cut of the training images, three settings for each method that was tuned
@@ -95,8 +98,6 @@ def smoke(method: str = "as-fedbridge") -> Spec:
         train_per_class=20,
         test_per_class=10,
         batch_size=16,
-        evaluate_every=1,
-        twin_rounds=0,
         fleet="5*resnet18@0.0625:ann,5*resnet18@0.0625:snn",
         T=2,
         rounds=2,

@@ -44,7 +44,7 @@ class Spec:
     start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
     feature_dim: int = 256
     projector: Literal["linear", "identity"] = "linear"
-    twin_rounds: int = 0  # so many first rounds an SNN client trains as its ANN twin, on the same tensors
+    twin_rounds: int = 0  # number of first rounds in which SNN clients train as their ANN twins
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
@@ -73,6 +73,11 @@ class Spec:
             raise BadInput(f"neuron.decay={self.neuron.decay} must be at most 1")
         if self.optimiser.momentum >= 1:
             raise BadInput(f"optimiser.momentum={self.optimiser.momentum} must be below 1")
+        if self.twin_rounds >= self.rounds:
+            raise BadInput(
+                f"twin_rounds={self.twin_rounds} with rounds={self.rounds}: no round is left in which SNNs train "
+                f"as SNNs; use fewer than {self.rounds}"
+            )
         if self.evaluate_every > 1 and self.participation < 1:
             raise BadInput(
                 f"evaluate_every={self.evaluate_every} with participation={self.participation}: a client may never be "

@@ -34,7 +34,7 @@ Gate = Literal["none", "right", "confident"]
 
 
 def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> Tensor | None:
-    """The images on which the teacher is heard; None for all.
+    """The images on which the teacher's loss counts; None for all.
 
     "right": its first choice is the label. "confident": it gives the label more probability than the student does.
     """

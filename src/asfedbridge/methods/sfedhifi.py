@@ -66,6 +66,8 @@ class SFedHIFI(Method):
                 raise BadInput(f"method.{name}={getattr(self, name)} is out of range; use more than 0, up to 1")
         if self.fusion_share > 1:
             raise BadInput(f"method.fusion_share={self.fusion_share} is out of range; use 0 to 1")
+        if task.twin_rounds and any(c.kind == "snn" for c in clients):
+            raise BadInput(f"twin_rounds={task.twin_rounds} with method=sfedhifi: a twin has no firing rates; use 0")
         for client in first_of_each(clients):
             if client.model != "resnet18" or client.kind not in ("ann", "snn"):
                 raise BadInput(

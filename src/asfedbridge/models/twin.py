@@ -26,11 +26,6 @@ def as_twin(client: Client) -> Iterator[None]:
             setattr(module, name, neuron)
 
 
-def has_twin(network: nn.Module) -> bool:
-    """Whether the network takes its neurons from our families; only then can they be exchanged for ReLU."""
-    return bool(_spiking(network))
-
-
 def _spiking(network: nn.Module) -> list[tuple[nn.Module, str, Spiking]]:
     """Every place that holds a spiking activation: module, name of its attribute, activation."""
     found = ((module, name, child) for module in network.modules() for name, child in module.named_children())

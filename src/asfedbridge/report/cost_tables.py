@@ -142,7 +142,7 @@ def _cost_row(
     notes = [f"seed {seed}: {why}" for seed, why in found.items() if isinstance(why, str)]
     cells = [_amount(mean_of([_value(run, way) for run in runs]) if runs else None) for way in COLUMNS[table].values()]
     if runs and "-" in cells:
-        notes.append("no SNN client has test images to count spikes on")
+        notes.append("the fleet lacks a kind, or its SNN clients have no test images to count spikes on")
     pairs = [word for pair in zip(cells[:-1], map(decimals, reported), strict=True) for word in pair]
     return [name, *pairs, cells[-1], str(len(runs)), "; ".join(notes)]
 
@@ -155,7 +155,7 @@ def _amount(value: float | None) -> str:
 def _value(run: Mapping[str, Any], way: Sequence[str]) -> float | None:
     value: Any = run
     for key in way:
-        value = value[key]
+        value = value.get(key) if value is not None else None  # a fleet may lack a kind
     return None if value is None else float(value)
 
 
