@@ -132,7 +132,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("batch_size", 1, 10**6),
     ("participation", 1e-6, 1),
     ("evaluate_every", 1, 10**6),
-    ("twin_rounds", 0, 10**6),
+    ("twin_rounds", 0, 10**6 - 1),
     ("diagnose_every", 0, 10**6),
     ("seed", 0, 2**63 - 1),
     ("feature_dim", 1, 65536),
