@@ -35,7 +35,7 @@ def paper(method: str = "as-fedbridge") -> Spec:
 
 
 def quickstart(method: str = "as-fedbridge") -> Spec:
-    """The default: the handwritten digits that ship with scikit-learn, 50 images a client, about two minutes.
+    """The default: the handwritten digits that ship with scikit-learn, no download, about two minutes.
 
     Distillation keeps the paper's weights: stronger ones make backbones worse on digits (docs/results.md). The gain is
     in the fused prediction of backbone and Bridge.
@@ -43,10 +43,9 @@ def quickstart(method: str = "as-fedbridge") -> Spec:
     return replace(
         _short(method),
         data="digits",
-        train_per_class=50,
+        alpha=0.5,
         fleet=_fleet(method, 0.25),
-        rounds=60,
-        batch_size=8,
+        rounds=30,
         optimiser=Optimiser(lr_ann=0.02, lr_snn=0.1),  # an SNN learns slowly from so few images
     )
 
@@ -63,11 +62,9 @@ def cpu(method: str = "as-fedbridge") -> Spec:
         method=_adapt(short.method, **TUNED.get(method, {})),
         data="cifar10",
         **demands("cpu", "cifar10"),
-        partition="dirichlet",
         alpha=0.1,
         fleet=_fleet(method, 0.125),
         rounds=80,
-        batch_size=16,
         evaluate_every=20,
     )
 
@@ -93,11 +90,8 @@ def smoke(method: str = "as-fedbridge") -> Spec:
     return replace(
         short,
         method=_adapt(short.method, bank_inputs=0.0625),  # SFedHIFI's channels are multiples of its banks'
-        partition="dirichlet",
-        alpha=0.5,
         train_per_class=20,
         test_per_class=10,
-        batch_size=16,
         fleet="5*resnet18@0.0625:ann,5*resnet18@0.0625:snn",
         T=2,
         rounds=2,
@@ -135,8 +129,8 @@ def _short(method: str) -> Spec:
     return replace(
         paper(method),
         method=short,
-        partition="iid",
         epochs=1,
+        batch_size=16,
         neuron=Neuron(surrogate="atan", sharpness=2.0, detach_reset=True),
         optimiser=Optimiser(lr_ann=0.02, lr_snn=0.05),
         threads=1,  # small models gain nothing from a second thread, and one thread gives the same bits everywhere
