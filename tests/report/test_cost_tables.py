@@ -35,5 +35,6 @@ def test_sops_are_means_over_seeds() -> None:
 def test_a_missing_value_has_its_reason() -> None:
     assert row(None)[5:] == ["-", "81.69", "-", "0", "seed 0: no finished run"]
     assert row("its checkpoint is not here")[-1] == "seed 0: its checkpoint is not here"
-    assert row(forward(None))[5:] == ["-", "81.69", "4.00", "1", "no SNN client has test images to count spikes on"]
+    why = "the fleet lacks a kind, or its SNN clients have no test images to count spikes on"
+    assert row(forward(None))[5:] == ["-", "81.69", "4.00", "1", why]
     assert row(forward(80.0), None)[5:] == ["80.00", "81.69", "4.00", "1", "seed 1: no finished run"]

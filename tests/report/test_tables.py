@@ -63,8 +63,9 @@ def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
 def test_a_run_without_a_shared_network_has_dashes() -> None:
     other = summary(method="fedavg")
     del other["bridge"], other["fused"]
-    found = columns(run_rows([other]))
-    assert (found["Bridge"], found["fused"]) == ("-", "-")
+    found = columns(run_rows([summary(), other]), 2)
+    assert (found["Bridge"], found["fused ANN"], found["fused all"]) == ("-", "-", "-")
+    assert not any(name.startswith("fused") for name in run_rows([other])[0])
 
 
 def test_a_client_is_a_row() -> None:

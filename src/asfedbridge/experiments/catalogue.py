@@ -219,7 +219,7 @@ def _averaging(bench: Bench) -> list[Cell]:
     "without a federation.",
 )
 def _beyond(bench: Bench) -> list[Cell]:
-    twin = {"twin_rounds": max(1, bench.spec("as-fedbridge", "cifar10").rounds // 16)}
+    twin = {"twin_rounds": bench.spec("as-fedbridge", "cifar10").rounds // 16}  # 5 of 80
     gate, weight = {"method__gate": "right"}, {"method__fused_holdout": 0.1}
     rows: dict[str, tuple[str, dict[str, Any]]] = {
         "standalone": ("standalone", {}),
