@@ -117,6 +117,14 @@ def test_a_table_says_what_each_interval_is_over() -> None:
     assert difference_columns([both], None, "") == ([[], []], "")
 
 
+def test_the_fused_prediction_is_compared_with_the_clients_of_a_reference_without_one() -> None:
+    alone = series({0: scores([50.0], [40.0]), 1: scores([50.0], [40.0])})
+    both = series({s: scores([51.0], [41.0], bridge=60.0, fused=55.0) for s in (0, 1)})
+    columns, _ = difference_columns([alone, both], alone, "standalone")
+    assert columns[0][3:] == ["fused vs standalone", "interval over"]
+    assert columns[2][3] == "+10.00 [10.00, 10.00]*"
+
+
 def test_a_summary_is_read() -> None:
     clients = [
         {"id": 0, "kind": "ann", "accuracy": 50.0, "train": 9, "test": 3},

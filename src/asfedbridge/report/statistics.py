@@ -143,10 +143,11 @@ def group_title(group: str) -> str:
 def difference_columns(series: Sequence[Series], reference: Series | None, name: str) -> tuple[list[list[str]], str]:
     """Columns of a table, as a head and the cells of each series, and the line to put under the table.
 
-    The columns hold the difference to the reference for each group of clients, and what the interval is over. There are
+    The columns hold the difference to the reference for each group of clients and for the fused prediction (against all
+    clients of a reference that has none), and what the interval is over. There are
     none, and no line, without a reference or where nothing can be paired with it.
     """
-    groups = [g for g in order_groups(g for s in series for g in s.groups) if g not in SHARED]
+    groups = [g for g in order_groups(g for s in series for g in s.groups) if g != "bridge"]
     found = [
         {} if reference is None or s is reference else {g: s.difference(reference, g) for g in groups} for s in series
     ]
