@@ -95,7 +95,7 @@ def _neurons() -> tuple[type[nn.Module], ...]:
 
 
 def examples(network: nn.Module, task: Task, count: int) -> tuple[Tensor, ...]:
-    """What this network reads, without numbers: images; a head, features; attention, two features."""
+    """Inputs of this network without values: images for a network, features for a head, two features for attention."""
     if isinstance(network, nn.Linear):
         return (torch.empty(count, network.in_features, device="meta"),)
     if isinstance(network, Attention):

@@ -19,7 +19,7 @@ DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 def resolve(words: Sequence[str]) -> Any:
     """A specification from the words of the command line: a recipe or a file, then key=value changes.
 
-    A recipe takes what the data set demands; a file is taken as it stands.
+    A recipe applies the settings of the data set; a file is used as it is.
     """
     from asfedbridge.experiments.recipes import RECIPES, demands, quickstart
     from asfedbridge.experiments.spec import apply_overrides, from_table

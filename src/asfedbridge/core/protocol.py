@@ -13,7 +13,7 @@ from asfedbridge.core.compression import Codec, encoded_bytes
 from asfedbridge.core.payload import Payload, Shapes, clone
 
 Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
-ShortBatch = Literal["merge", "keep"]  # what becomes of a last batch of less than half the batch size
+ShortBatch = Literal["merge", "keep"]  # how a last batch smaller than half the batch size is handled
 Point = Literal["received", "trained"]  # after the download, after local training
 
 
