@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from asfedbridge.core.protocol import ClientInfo, Task
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.models.paths import VARIABLE
+from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import build_backbone
 from sidebyside import Answer, Benchmark, Case, Contender, Work, main, paired_ratios

@@ -203,7 +203,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 
 def contenders(case: Case) -> list[Contender]:
-    from asfedbridge.models.paths import available_paths
+    from asfedbridge.kernels.dispatch import available_paths
 
     compiling = "compiles for minutes; not with --quick" if case.get("quick") else ""
     return [

@@ -21,9 +21,9 @@ from asfedbridge.analysis.rounds import find_network, outline_client
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, Client, Method, Round, Task
 from asfedbridge.experiments.costs import FILE, run_costs
+from asfedbridge.kernels.dispatch import use_path
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18
-from asfedbridge.models.paths import use_path
 
 Make = Callable[..., Client]
 Json = dict[str, Any]

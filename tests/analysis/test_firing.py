@@ -13,8 +13,8 @@ import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.analysis.firing import count_synops, firing_rates
 from asfedbridge.analysis.operations import count_layers
 from asfedbridge.core.protocol import METHODS, Client, Task
+from asfedbridge.kernels.dispatch import path_of, use_path
 from asfedbridge.models.parts import Projector
-from asfedbridge.models.paths import path_of, use_path
 from asfedbridge.models.zoo import outline_backbone
 
 Make = Callable[..., Client]

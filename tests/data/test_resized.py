@@ -70,7 +70,7 @@ def test_evaluation_resizes_and_cuts_the_centre(path: str, side: int, size: int,
 
 
 def test_both_paths_agree_on_grey_images() -> None:
-    from asfedbridge.data.resample import resample
+    from asfedbridge.kernels.resize import resample
 
     x, boxes, flips = random_images(9, 31, channels=1), draw_boxes(9, 31, seeded()), torch.arange(9) % 2 == 0
     one, zero = torch.ones(1), torch.zeros(1)

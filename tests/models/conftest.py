@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
-from asfedbridge.models import openmp
+from asfedbridge.kernels import openmp
 
 
 @pytest.fixture

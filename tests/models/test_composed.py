@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asfedbridge.core.losses import cross_entropy
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
-from asfedbridge.models import events
+from asfedbridge.kernels import sparse_conv
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, build_composed, outline_composed
 
 Infos = Callable[..., ClientInfo]
@@ -112,8 +112,8 @@ def test_spikes_stay_on_the_fast_path(task: Task, info: Infos, images: Images, m
     x, y = images(6, size=16), torch.arange(6) % 4
     calls: list[str] = []
     for name in ("convolve", "fork"):
-        original = getattr(events, name)
-        monkeypatch.setattr(events, name, lambda *args, n=name, f=original: (calls.append(n), f(*args))[1])
+        original = getattr(sparse_conv, name)
+        monkeypatch.setattr(sparse_conv, name, lambda *args, n=name, f=original: (calls.append(n), f(*args))[1])
     results = {}
     for path in ("numba", "torch"):
         monkeypatch.setenv("ASFEDBRIDGE_NEURON", path)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ClientInfo, Neuron, Task
-from asfedbridge.models import fused
+from asfedbridge.kernels import norm_lif
 from asfedbridge.models.composed import build_composed
 from asfedbridge.models.neuron import Spiking, _Spike, lif_reference, unfold
 from asfedbridge.models.parts import BatchNorm, conv3x3
@@ -85,8 +85,8 @@ def test_frames_are_read_as_a_network_with_membranes_would(
 def test_the_fast_path_takes_frames_too(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norm and neuron in one node over all steps, against the plain loop on frames cut out by hand."""
     calls: list[bool] = []
-    original = fused.norm_lif
-    monkeypatch.setattr(fused, "norm_lif", lambda *args: calls.append(args[-1]) or original(*args))
+    original = norm_lif.norm_lif
+    monkeypatch.setattr(norm_lif, "norm_lif", lambda *args: calls.append(args[-1]) or original(*args))
     x = images(4, 2 * T).contiguous(memory_format=torch.channels_last)
     stem = conv3x3(2, 16).to(memory_format=torch.channels_last)
     norms = [BatchNorm(16), BatchNorm(16)]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.losses import cross_entropy
 from asfedbridge.core.protocol import ClientInfo, Kind, Task
-from asfedbridge.models import events, fused
+from asfedbridge.kernels import norm_lif, sparse_conv
+from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models.mobilenet import Depthwise
 from asfedbridge.models.neuron import lif_reference
-from asfedbridge.models.paths import VARIABLE
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import build_backbone, check_backbone, outline_backbone
 
@@ -276,10 +276,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, counted)
 
-    watch(events, "convolve", 1)
-    watch(events, "fork", 2)
-    watch(fused, "norm_lif", None)
-    watch(fused, "lif", None)
+    watch(sparse_conv, "convolve", 1)
+    watch(sparse_conv, "fork", 2)
+    watch(norm_lif, "norm_lif", None)
+    watch(norm_lif, "lif", None)
     return seen
 
 

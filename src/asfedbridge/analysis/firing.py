@@ -11,8 +11,8 @@ from torch.nn.grad import conv2d_input
 
 from asfedbridge.analysis.operations import follow_spikes, macs_of, watch
 from asfedbridge.core.protocol import Client
+from asfedbridge.kernels.dispatch import use_path
 from asfedbridge.models.layers import TYPES
-from asfedbridge.models.paths import use_path
 
 
 @dataclass

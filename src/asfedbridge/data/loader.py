@@ -16,7 +16,7 @@ from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.mapped import Images, Mapped, read
 from asfedbridge.data.partition import Partition
 from asfedbridge.data.resized import RESIZED, draw_boxes, scale_boxes, scale_centres
-from asfedbridge.models.paths import installed
+from asfedbridge.kernels.dispatch import installed
 
 AUGMENTATIONS = ("none", "crop", "crop+flip", RESIZED)
 
@@ -125,7 +125,7 @@ class Shard:
 
     def _cut(self, chosen: Tensor, offsets: Tensor, mirrored: Tensor) -> Tensor:
         """Crop, flip and normalise in one pass of machine code."""
-        from asfedbridge.data.augment import cut
+        from asfedbridge.kernels.crop import cut
 
         if isinstance(self.x_train, Mapped):
             lines, chosen = _lines(self.x_train[chosen].read()), torch.arange(len(chosen))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asfedbridge.models.paths import installed
+from asfedbridge.kernels.dispatch import installed
 
 RESIZED = "resized-crop+flip"  # the augmentation of that name
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -50,7 +50,7 @@ def scale_centres(x: Tensor, size: int, scale_C: Tensor, shift_C: Tensor) -> Ten
 
 def _scaled(x: Tensor, boxes: Tensor, flips: Tensor, size: int, full: int, scale_C: Tensor, shift_C: Tensor) -> Tensor:
     if installed("numba"):
-        from asfedbridge.data.resample import resample
+        from asfedbridge.kernels.resize import resample
 
         return resample(x, boxes, flips, size, full, scale_C, shift_C)
     return resample_plainly(x, boxes, flips, size, full).mul_(scale_C).add_(shift_C)

@@ -19,7 +19,12 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STRETCH = 64 << 20
 # What torch loads with the first optimiser, and our machine code: seconds that each process would take for itself.
 # A module that cannot be imported (no numba) is passed over.
-PRELOAD = ("asfedbridge.models.fused", "asfedbridge.models.events", "asfedbridge.data.augment", "torch._dynamo")
+PRELOAD = (
+    "asfedbridge.kernels.norm_lif",
+    "asfedbridge.kernels.sparse_conv",
+    "asfedbridge.kernels.crop",
+    "torch._dynamo",
+)
 
 
 def prepare_process(threads: int = 0) -> None:

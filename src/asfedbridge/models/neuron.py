@@ -5,7 +5,7 @@
 The membrane lives inside ``forward``: nothing to reset, nothing in ``state_dict``. Going backward, the step
 function has a surrogate derivative, and the reset is differentiated too unless ``detach_reset``.
 ``lif_reference`` is the plain loop that autograd differentiates; ``lif`` computes the same in one autograd node, on
-the fastest path there is (``paths``).
+the fastest path there is (``kernels.dispatch``).
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asfedbridge.core.protocol import ClientInfo, Neuron, Task
-from asfedbridge.models import delegate
-from asfedbridge.models.paths import path_of
+from asfedbridge.kernels import spikingjelly
+from asfedbridge.kernels.dispatch import path_of
 
 
 def triangle(x: Tensor, gamma: float) -> Tensor:
@@ -120,11 +120,11 @@ def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
     """Same spikes as ``lif_reference``; same gradients to float rounding. Keeps the memory format of its input."""
     path = path_of(input_T)
     if path == "numba":
-        from asfedbridge.models import fused
+        from asfedbridge.kernels import norm_lif
 
-        return fused.lif(input_T.flatten(0, 1), len(input_T), neuron).unflatten(0, tuple(input_T.shape[:2]))
-    if path == "spikingjelly" and delegate.fits(neuron):
-        return delegate.lif_spikingjelly(input_T, neuron)
+        return norm_lif.lif(input_T.flatten(0, 1), len(input_T), neuron).unflatten(0, tuple(input_T.shape[:2]))
+    if path == "spikingjelly" and spikingjelly.fits(neuron):
+        return spikingjelly.lif_spikingjelly(input_T, neuron)
     out: Tensor = _Lif.apply(input_T, neuron)
     return out
 
@@ -172,26 +172,26 @@ class Spiking(nn.Module):
     def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one node, where there is a kernel for it."""
         if path_of(x) == "numba":
-            from asfedbridge.models import fused
+            from asfedbridge.kernels import norm_lif
 
-            if fused.fits(norm, x):
-                return fused.norm_lif(norm, x, residual, self.steps, self.neuron, shared)
+            if norm_lif.fits(norm, x):
+                return norm_lif.norm_lif(norm, x, residual, self.steps, self.neuron, shared)
         return None
 
     def convolve(self, conv: nn.Conv2d, spikes: Tensor) -> Tensor:
         """A convolution of this activation's output: zeros and ones."""
-        events = _events_for(conv, spikes)
-        out: Tensor = events.convolve(conv, spikes) if events else conv(spikes)
+        sparse = _sparse_conv_for(conv, spikes)
+        out: Tensor = sparse.convolve(conv, spikes) if sparse else conv(spikes)
         return out
 
     def fork(self, conv: nn.Conv2d, side: nn.Sequential, spikes: Tensor) -> tuple[Tensor, Tensor]:
         """``conv`` of this activation's output and, beside it, a shortcut: empty, or a 1x1 convolution and a norm."""
-        events = _events_for(conv, spikes)
-        if not events:
+        sparse = _sparse_conv_for(conv, spikes)
+        if not sparse:
             return conv(spikes), side(spikes)
         if not len(side):
-            return events.fork(conv, None, spikes)
-        out, beside = events.fork(conv, side[0], spikes)
+            return sparse.fork(conv, None, spikes)
+        out, beside = sparse.fork(conv, side[0], spikes)
         return out, side[1](beside)
 
 
@@ -201,13 +201,13 @@ def unfold(x_BCHW: Tensor, steps: int) -> Tensor:
     return x_BTCHW.permute(1, 0, 3, 4, 2).flatten(0, 1).movedim(-1, 1)  # one copy
 
 
-def _events_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
+def _sparse_conv_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
     """The event-driven convolution, where it can take the place of this one."""
     if path_of(spikes) == "numba" and len(spikes):
-        from asfedbridge.models import events
+        from asfedbridge.kernels import sparse_conv
 
-        if events.fits(conv):
-            return events
+        if sparse_conv.fits(conv):
+            return sparse_conv
     return None
 
 

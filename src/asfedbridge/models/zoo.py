@@ -12,13 +12,13 @@ from torch import nn
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Output, Task
+from asfedbridge.kernels.dispatch import path_of
 from asfedbridge.models import mobilenet, vgg  # noqa: F401  families that nobody else imports
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.lowbit import lower_bits
 from asfedbridge.models.neuron import Spiking, make_activation, stem_channels
 from asfedbridge.models.parts import M, build
-from asfedbridge.models.paths import path_of
 from asfedbridge.models.registry import find_model
 from asfedbridge.models.resnet import ResNet18
 

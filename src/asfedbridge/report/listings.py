@@ -15,7 +15,7 @@ from asfedbridge.experiments.catalogue import EXPERIMENTS
 from asfedbridge.experiments.fleet import FLEETS
 from asfedbridge.experiments.recipes import RECIPES
 from asfedbridge.experiments.spec import method_fields
-from asfedbridge.models import paths
+from asfedbridge.kernels import dispatch
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import outline_backbone
 
@@ -33,7 +33,7 @@ def list_topic(topic: str, root: str | None = None) -> str:
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
         "fleets": lambda: _pairs(FLEETS),
         "experiments": lambda: _pairs({name: entry.title for name, entry in EXPERIMENTS.items()}),
-        "kernels": lambda: _pairs(paths.describe()),
+        "kernels": lambda: _pairs(dispatch.describe()),
     }[topic]()
 
 

@@ -5,7 +5,7 @@ Everything here runs on one thread, so that none is lost in a fork.
 
 import torch
 
-from asfedbridge.data.augment import cut
+from asfedbridge.kernels.crop import cut
 from asfedbridge.models.zoo import compile_kernels
 
 THREADS = torch.get_num_threads()  # what a process that is told no number would have

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.models import events
+from asfedbridge.kernels import sparse_conv
 
 Threads = Callable[[int], None]
 SIZES = [(1, 1), (1, 6), (5, 1), (2, 2), (5, 7)]
@@ -35,15 +35,15 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
 
     def force(forward: str, backward: str) -> list[bool]:
         calls: list[bool] = []
-        original = events._scatter
+        original = sparse_conv._scatter
 
         def counted(*args: Any, gradient: bool) -> None:
             calls.append(gradient)
             original(*args, gradient=gradient)
 
-        monkeypatch.setattr(events, "_scatter", counted)
-        monkeypatch.setattr(events, "DENSE_FORWARD", {"events": 2.0, "dense": -1.0}[forward])
-        monkeypatch.setattr(events, "DENSE_BACKWARD", {"events": 2.0, "dense": -1.0}[backward])
+        monkeypatch.setattr(sparse_conv, "_scatter", counted)
+        monkeypatch.setattr(sparse_conv, "DENSE_FORWARD", {"events": 2.0, "dense": -1.0}[forward])
+        monkeypatch.setattr(sparse_conv, "DENSE_BACKWARD", {"events": 2.0, "dense": -1.0}[backward])
         return calls
 
     return force
@@ -56,7 +56,7 @@ def check(conv: nn.Conv2d, spikes: Tensor, up: Tensor) -> None:
     expected = F.conv2d(x64, weight, stride=conv.stride, padding=1)
     expected.backward(up.double())
     conv.weight.grad = None
-    out = events.convolve(conv, x)
+    out = sparse_conv.convolve(conv, x)
     out.backward(up)
     assert out.dtype == torch.float32
     assert conv.weight.grad is not None
@@ -111,7 +111,7 @@ def test_one_spike_leaves_the_kernel_around_it(y: int, x: int, take: Callable[..
     take("events", "events")
     conv, spikes = make(16, 16), torch.zeros(1, 16, 4, 3)
     spikes[0, 5, y, x] = 1
-    out = events.convolve(conv, spikes)
+    out = sparse_conv.convolve(conv, spikes)
     for i in range(4):
         for j in range(3):
             dy, dx = y - i + 1, x - j + 1
@@ -125,15 +125,15 @@ def test_input_channels_in_blocks(block: int, take: Callable[..., list[bool]], m
     """Patches are taken as many at a time as the cache holds: 144 channels in 9, 5 (the last cut) or 2 blocks, of which
     the one of 96 takes a word of 64 spikes and one of 32."""
     take("events", "events")
-    monkeypatch.setattr(events, "CACHE", block * 9 * 32 * 4)
+    monkeypatch.setattr(sparse_conv, "CACHE", block * 9 * 32 * 4)
     seen = []
-    original = events.openmp.spread
+    original = sparse_conv.openmp.spread
 
     def look(kernel: Any, length: int, tile: int, rows: int, call: Any) -> None:
         seen.append(call(0)[7])
         original(kernel, length, tile, rows, call)
 
-    monkeypatch.setattr(events.openmp, "spread", look)
+    monkeypatch.setattr(sparse_conv.openmp, "spread", look)
     check(make(144, 32), fire(0.2, 2, 144, 4, 5), noise(2, 32, 4, 5))
     assert seen == [block, block]
 
@@ -150,15 +150,15 @@ def test_threads_share_the_images(count: int, images: int, take: Callable[..., l
 def test_the_rate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Just below and just above each threshold. The rate is that of every eighth image."""
     calls: list[bool] = []
-    original = events._scatter
+    original = sparse_conv._scatter
 
     def counted(*args: Any, gradient: bool) -> None:
         calls.append(gradient)
         original(*args, gradient=gradient)
 
-    monkeypatch.setattr(events, "_scatter", counted)
-    monkeypatch.setattr(events, "DENSE_FORWARD", 0.25)
-    monkeypatch.setattr(events, "DENSE_BACKWARD", 0.5)
+    monkeypatch.setattr(sparse_conv, "_scatter", counted)
+    monkeypatch.setattr(sparse_conv, "DENSE_FORWARD", 0.25)
+    monkeypatch.setattr(sparse_conv, "DENSE_BACKWARD", 0.5)
     conv, size = make(16, 16), 16 * 4 * 4
     taken = {}
     for name, count in {"low": 64, "middle": 65, "high": 128, "dense": 129}.items():
@@ -167,14 +167,14 @@ def test_the_rate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         spikes[0, :count] = 1
         spikes[8, :count] = 1
         calls.clear()
-        events.convolve(conv, spikes.view(9, 16, 4, 4)).backward(noise(9, 16, 4, 4))
+        sparse_conv.convolve(conv, spikes.view(9, 16, 4, 4)).backward(noise(9, 16, 4, 4))
         taken[name] = list(calls)
     assert taken == {"low": [False, True], "middle": [True], "high": [True], "dense": []}
 
 
 def test_the_thresholds_are_rates() -> None:
-    assert 0 < events.DENSE_FORWARD < 1
-    assert 0 < events.DENSE_BACKWARD < 1
+    assert 0 < sparse_conv.DENSE_FORWARD < 1
+    assert 0 < sparse_conv.DENSE_BACKWARD < 1
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_other_convolutions_are_left_to_torch(options: dict[str, Any]) -> None:
         "padding": 1,
         "bias": False,
     }
-    assert events.fits(nn.Conv2d(**plain))
-    assert events.fits(nn.Conv2d(**plain | {"stride": 2}))
-    assert not events.fits(nn.Conv2d(**plain | options))
+    assert sparse_conv.fits(nn.Conv2d(**plain))
+    assert sparse_conv.fits(nn.Conv2d(**plain | {"stride": 2}))
+    assert not sparse_conv.fits(nn.Conv2d(**plain | options))
 
 
 @pytest.mark.parametrize("way", ["events", "dense"])
@@ -216,17 +216,17 @@ def test_only_some_gradients_are_wanted(way: str, take: Callable[..., list[bool]
     calls = take(way, way)
     conv, spikes, up = make(16, 32), fire(0.2, 2, 16, 4, 4), noise(2, 32, 4, 4)
     x = spikes.clone().requires_grad_()
-    d_x, d_weight = torch.autograd.grad(events.convolve(conv, x), (x, conv.weight), up)
-    (alone,) = torch.autograd.grad(events.convolve(conv, spikes), conv.weight, up)
+    d_x, d_weight = torch.autograd.grad(sparse_conv.convolve(conv, x), (x, conv.weight), up)
+    (alone,) = torch.autograd.grad(sparse_conv.convolve(conv, spikes), conv.weight, up)
     assert torch.equal(alone, d_weight)
     conv.requires_grad_(False)
     calls.clear()
-    (alone,) = torch.autograd.grad(events.convolve(conv, x), x, up)
+    (alone,) = torch.autograd.grad(sparse_conv.convolve(conv, x), x, up)
     assert torch.equal(alone, d_x)
     assert True not in calls  # no work for a gradient nobody wants
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            out = events.convolve(conv, spikes)
+            out = sparse_conv.convolve(conv, spikes)
             torch.testing.assert_close(out, conv(spikes), rtol=1e-5, atol=1e-5)
         assert not out.requires_grad
 
@@ -239,20 +239,20 @@ def test_strided_and_expanded_tensors(layout: torch.memory_format, take: Callabl
     wide = fire(0.2, 2, 32, 4, 5).contiguous(memory_format=layout)
     check(conv, wide[:, ::2], noise(2, 32, 4, 5).contiguous(memory_format=layout)[:, ::2])
     check(conv, wide[:, :16].transpose(2, 3), noise(2, 16, 4, 5).transpose(2, 3))
-    out = events.convolve(conv, wide[:, ::2])
-    assert torch.equal(out, events.convolve(conv, wide[:, ::2].clone(memory_format=torch.contiguous_format)))
+    out = sparse_conv.convolve(conv, wide[:, ::2])
+    assert torch.equal(out, sparse_conv.convolve(conv, wide[:, ::2].clone(memory_format=torch.contiguous_format)))
     (summed,) = torch.autograd.grad(out.sum(), conv.weight, retain_graph=True)
     (ones,) = torch.autograd.grad(out, conv.weight, torch.ones_like(out))
     assert torch.equal(summed, ones)
     everywhere = torch.ones(1).expand(2, 16, 4, 5)
-    assert torch.equal(events.convolve(conv, everywhere), events.convolve(conv, everywhere.clone()))
+    assert torch.equal(sparse_conv.convolve(conv, everywhere), sparse_conv.convolve(conv, everywhere.clone()))
 
 
 def test_channels_last_comes_out(take: Callable[..., list[bool]]) -> None:
     take("events", "events")
     conv = make(16, 32).to(memory_format=torch.channels_last)
     x = fire(0.2, 2, 16, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    out = events.convolve(conv, x)
+    out = sparse_conv.convolve(conv, x)
     out.backward(noise(2, 32, 4, 5).contiguous(memory_format=torch.channels_last))
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, x.grad, conv.weight.grad))
 
@@ -270,7 +270,7 @@ def test_the_type_of_the_input_counts_not_torchs_default(take: Callable[..., lis
 def test_no_second_derivative(take: Callable[..., list[bool]]) -> None:
     take("events", "events")
     conv, x = make(16, 16), fire(0.2, 1, 16, 4, 4).requires_grad_()
-    (grad,) = torch.autograd.grad((events.convolve(conv, x) ** 2).sum(), conv.weight, create_graph=True)
+    (grad,) = torch.autograd.grad((sparse_conv.convolve(conv, x) ** 2).sum(), conv.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
 
@@ -295,7 +295,7 @@ def test_a_fork_is_two_ways_from_one_input(
     ups = [noise(*out.shape, seed=5 + i) for i, out in enumerate(outs)]
     wanted = [x, conv.weight, *([] if side is None else [side.weight])]
     expected = torch.autograd.grad(outs, wanted, ups)
-    forked = events.fork(conv, side, x)
+    forked = sparse_conv.fork(conv, side, x)
     for value, right in zip((*forked, *torch.autograd.grad(forked, wanted, ups)), (*outs, *expected), strict=True):
         torch.testing.assert_close(value, right, rtol=1e-5, atol=1e-4)
     assert torch.equal(x, spikes)
@@ -311,14 +311,14 @@ def test_one_way_of_a_fork_alone(which: int, shortcut: str, take: Callable[..., 
     x = spikes.clone().requires_grad_()
     up = noise(2, 16, 4, 4)
     (expected,) = torch.autograd.grad(branches(conv, side, x)[which], x, up)
-    (got,) = torch.autograd.grad(events.fork(conv, side, x)[which], x, up)
+    (got,) = torch.autograd.grad(sparse_conv.fork(conv, side, x)[which], x, up)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
     calls.clear()
     conv.requires_grad_(False)
-    (got,) = torch.autograd.grad(sum(events.fork(conv, side, x)), x, up)
+    (got,) = torch.autograd.grad(sum(sparse_conv.fork(conv, side, x)), x, up)
     assert calls == [False]
     conv.requires_grad_(True)
-    (d_weight,) = torch.autograd.grad(sum(events.fork(conv, side, spikes)), conv.weight, up)
+    (d_weight,) = torch.autograd.grad(sum(sparse_conv.fork(conv, side, spikes)), conv.weight, up)
     (right,) = torch.autograd.grad(conv(spikes), conv.weight, up)
     torch.testing.assert_close(d_weight, right, rtol=1e-5, atol=1e-4)
 
@@ -329,5 +329,5 @@ def test_a_fork_leaves_the_gradients_of_others_alone(take: Callable[..., list[bo
     conv, x = make(16, 16), fire(0.2, 2, 16, 4, 4).requires_grad_()
     ups = noise(2, 16, 4, 4, seed=1), noise(2, 16, 4, 4, seed=2)
     kept = [up.clone() for up in ups]
-    torch.autograd.grad(events.fork(conv, None, x), x, ups)
+    torch.autograd.grad(sparse_conv.fork(conv, None, x), x, ups)
     assert all(torch.equal(up, was) for up, was in zip(ups, kept, strict=True))

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asfedbridge.core.protocol import Neuron
-from asfedbridge.models import kernels, openmp
-from asfedbridge.models.kernels import Array
+from asfedbridge.kernels import lif as kernels
+from asfedbridge.kernels import openmp
+from asfedbridge.kernels.lif import Array
 
 
 def rows(x: Tensor, steps: int, channels_last: bool) -> Array:

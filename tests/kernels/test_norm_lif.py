@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core.protocol import Neuron
-from asfedbridge.models import fused
+from asfedbridge.kernels import norm_lif
 from asfedbridge.models.neuron import lif_reference
 from asfedbridge.models.parts import BatchNorm
 
@@ -91,7 +91,7 @@ def check_against_composition(
     leaves = [t if t is None else t.clone().requires_grad_() for t in (x, r)]
     leaves_wide = [t if t is None else t.double().requires_grad_() for t in (x, r)]
     expected, _ = composition(wide, *leaves_wide, steps, neuron, shared)
-    out = fused.norm_lif(narrow, *leaves, steps, neuron, shared)
+    out = norm_lif.norm_lif(narrow, *leaves, steps, neuron, shared)
     assert out.dtype == torch.float32
     assert out.shape == folded
     assert torch.equal(out.double(), expected)
@@ -179,8 +179,8 @@ def test_our_batch_norm_is_done_too() -> None:
     norm = BatchNorm(3)
     check_against_composition(norm, (2, 3, 6, 5))
     x = torch.zeros(1, 3, 1, 1)
-    assert fused.fits(norm, torch.zeros(2, 3, 1, 1))
-    assert not fused.fits(norm, x)  # one value per channel has no variance
+    assert norm_lif.fits(norm, torch.zeros(2, 3, 1, 1))
+    assert not norm_lif.fits(norm, x)  # one value per channel has no variance
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_our_batch_norm_is_done_too() -> None:
     ],
 )
 def test_other_norms_are_left_to_torch(norm: nn.Module) -> None:
-    assert not fused.fits(norm, torch.zeros(2, 3, 4, 4))
+    assert not norm_lif.fits(norm, torch.zeros(2, 3, 4, 4))
 
 
 @pytest.mark.parametrize("channels", [3, 16, 130])
@@ -211,9 +211,9 @@ def test_spikes_are_bit_for_bit_those_of_the_same_currents(
     x = torch.randn(batch if shared else steps * batch, channels, height, width, generator=generator)
     r = torch.randn(steps * batch, channels, height, width, generator=generator) if residual else None
     twin = copy.deepcopy(norm)
-    out = fused.norm_lif(norm, x, r, steps, neuron, shared)
-    tile = fused.kernels.tile_of(channels)
-    mean, inverse = fused._statistics(twin, fused.rows(x, 1 if shared else steps, True), channels, tile)
+    out = norm_lif.norm_lif(norm, x, r, steps, neuron, shared)
+    tile = norm_lif.kernels.tile_of(channels)
+    mean, inverse = norm_lif._statistics(twin, norm_lif.rows(x, 1 if shared else steps, True), channels, tile)
     if training:
         axes = (0, 2, 3)
         torch.testing.assert_close(torch.from_numpy(mean), x.double().mean(axes), rtol=1e-6, atol=1e-7)
@@ -239,7 +239,7 @@ def test_each_operation_is_rounded_on_its_own() -> None:
     once = (x.double() * a + b).float() + residual
     expected = (current + residual >= 1).float()
     assert (expected != (once >= 1)).sum() > 20  # what rounding only once would change
-    assert torch.equal(fused.norm_lif(norm, x, residual, 1, Neuron()), expected)
+    assert torch.equal(norm_lif.norm_lif(norm, x, residual, 1, Neuron()), expected)
 
 
 @pytest.mark.parametrize("channels", [20, 1500])
@@ -252,7 +252,7 @@ def test_sums_over_many_tiles(channels: int, shared: bool, threads: Threads) -> 
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(batch if shared else steps * batch, channels, size, size, generator=generator).requires_grad_()
     up = 0.1 + torch.randn(steps * batch, channels, size, size, generator=generator)
-    (fused.norm_lif(norm, x, None, steps, neuron, shared) * up).sum().backward()
+    (norm_lif.norm_lif(norm, x, None, steps, neuron, shared) * up).sum().backward()
     inverse = (norm.running_var.double() + norm.eps).rsqrt()
     d = x.grad.double() / (norm.weight.detach().double() * inverse).view(1, -1, 1, 1)
     xhat = (x.detach().double() - norm.running_mean.double().view(1, -1, 1, 1)) * inverse.view(1, -1, 1, 1)
@@ -280,12 +280,12 @@ def test_any_layout_of_inputs_and_gradients(shared: bool) -> None:
         else:
             gradient = torch.stack([up, up], -1)[..., 0]
             assert not gradient.is_contiguous()
-        out = fused.norm_lif(copy.deepcopy(norm), x, residual, steps, Neuron(), shared)
+        out = norm_lif.norm_lif(copy.deepcopy(norm), x, residual, steps, Neuron(), shared)
         out.backward(gradient)
         results.append((out.detach(), leaf.grad))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     leaf = base.clone().requires_grad_()
-    out = fused.norm_lif(norm, leaf[:, ::2], None, steps, Neuron(), shared)
+    out = norm_lif.norm_lif(norm, leaf[:, ::2], None, steps, Neuron(), shared)
     (one,) = torch.autograd.grad(out.sum(), leaf, retain_graph=True)
     (other,) = torch.autograd.grad(out, leaf, torch.ones_like(out))
     assert torch.equal(one, other)
@@ -295,7 +295,7 @@ def test_channels_last_stays() -> None:
     norm = make_norm(4)
     x = torch.randn(4, 4, 5, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
     r = torch.randn(4, 4, 5, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
-    out = fused.norm_lif(norm, x, r, 2, Neuron())
+    out = norm_lif.norm_lif(norm, x, r, 2, Neuron())
     out.backward(torch.randn(4, 4, 5, 7))
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, x.grad, r.grad))
 
@@ -305,24 +305,24 @@ def test_only_some_gradients_are_wanted() -> None:
     norm, x, up = make_norm(3), torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
     everything = x.clone().requires_grad_()
     twin = copy.deepcopy(norm)
-    fused.norm_lif(twin, everything, None, 2, Neuron()).backward(up)
+    norm_lif.norm_lif(twin, everything, None, 2, Neuron()).backward(up)
     frozen, leaf = copy.deepcopy(norm).requires_grad_(False), x.clone().requires_grad_()
-    fused.norm_lif(frozen, leaf, None, 2, Neuron()).backward(up)
+    norm_lif.norm_lif(frozen, leaf, None, 2, Neuron()).backward(up)
     assert torch.equal(leaf.grad, everything.grad)
-    fused.norm_lif(norm, x, None, 2, Neuron()).backward(up)
+    norm_lif.norm_lif(norm, x, None, 2, Neuron()).backward(up)
     assert torch.equal(norm.weight.grad, twin.weight.grad)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            out = fused.norm_lif(copy.deepcopy(norm).eval(), x, None, 2, Neuron())
+            out = norm_lif.norm_lif(copy.deepcopy(norm).eval(), x, None, 2, Neuron())
         assert not out.requires_grad
 
 
 def test_the_type_of_the_input_counts_not_torchs_default() -> None:
     norm, x = make_norm(3), torch.randn(4, 3, 5, 5)
-    expected = fused.norm_lif(copy.deepcopy(norm), x, None, 2, Neuron())
+    expected = norm_lif.norm_lif(copy.deepcopy(norm), x, None, 2, Neuron())
     torch.set_default_dtype(torch.float64)
     try:
-        out = fused.norm_lif(norm, x, None, 2, Neuron())
+        out = norm_lif.norm_lif(norm, x, None, 2, Neuron())
     finally:
         torch.set_default_dtype(torch.float32)
     assert out.dtype == torch.float32
@@ -332,7 +332,7 @@ def test_the_type_of_the_input_counts_not_torchs_default() -> None:
 def test_a_gradient_may_be_asked_for_twice_but_not_of_itself() -> None:
     """The surrogate's own slope is not computed: better no second derivative than a wrong one."""
     norm, x = make_norm(3), torch.randn(4, 3, 5, 5, requires_grad=True)
-    out = fused.norm_lif(norm, x, None, 2, Neuron())
+    out = norm_lif.norm_lif(norm, x, None, 2, Neuron())
     first = torch.autograd.grad(out.sum(), (x, norm.weight), retain_graph=True)
     again = torch.autograd.grad(out.sum(), (x, norm.weight), retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -345,7 +345,9 @@ REPEAT = """
 import hashlib, sys, torch
 from torch import nn
 from asfedbridge.core.protocol import Neuron
-from asfedbridge.models import events, fused, openmp
+from asfedbridge.kernels import openmp
+from asfedbridge.kernels import sparse_conv
+from asfedbridge.kernels import norm_lif
 
 openmp.ALONE = 1
 torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
@@ -357,7 +359,7 @@ def digest():
         conv.weight.normal_(generator=g)
     spikes = (torch.rand(8, 32, 9, 9, generator=g) < 0.1).float().requires_grad_()
     up = torch.randn(8, 48, 9, 9, generator=g)
-    out = fused.norm_lif(norm, events.convolve(conv, spikes), None, 4, Neuron())
+    out = norm_lif.norm_lif(norm, sparse_conv.convolve(conv, spikes), None, 4, Neuron())
     out.backward(up)
     parts = out, spikes.grad, conv.weight.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var
     return hashlib.sha256(b"".join(p.detach().contiguous().numpy().tobytes() for p in parts)).hexdigest()

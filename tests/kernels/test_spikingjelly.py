@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from asfedbridge.core.protocol import Neuron
-from asfedbridge.models import delegate
+from asfedbridge.kernels import spikingjelly
+from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models.neuron import lif, lif_reference
-from asfedbridge.models.paths import VARIABLE
 
 SHARPNESS = {"triangle": 1.5, "rectangle": 0.4, "sigmoid": 4.0, "atan": 2.0}
 
@@ -34,7 +34,7 @@ def test_it_is_our_neuron(surrogate: str, detach: bool, decay: float, steps: int
     assert x.shape[2] > 380
     up = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     results = []
-    for run in (delegate.lif_spikingjelly, lif_reference):
+    for run in (spikingjelly.lif_spikingjelly, lif_reference):
         leaf = x.clone().requires_grad_()
         spikes = run(leaf, neuron)
         (spikes * up).sum().backward()
@@ -49,14 +49,14 @@ def test_at_the_threshold_it_fires_too() -> None:
     neuron = Neuron(decay=0.5, threshold=1.0)
     x = torch.randint(-2, 6, (4, 3, 200), generator=torch.Generator().manual_seed(0)) / 4
     assert (membranes(x, neuron) == 1.0).sum() > 100
-    assert torch.equal(delegate.lif_spikingjelly(x, neuron), lif_reference(x, neuron))
+    assert torch.equal(spikingjelly.lif_spikingjelly(x, neuron), lif_reference(x, neuron))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_layouts(layout: torch.memory_format) -> None:
     folded = torch.randn(6, 3, 4, 5, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
     x = folded.unflatten(0, (3, 2))
-    out = delegate.lif_spikingjelly(x, Neuron())
+    out = spikingjelly.lif_spikingjelly(x, Neuron())
     assert torch.equal(out, lif_reference(x, Neuron()))
     assert out.dtype == torch.float32
     assert out.shape == x.shape
@@ -67,11 +67,11 @@ def test_decays_without_a_time_constant_are_left_to_torch(
     decay: float, can: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     neuron = Neuron(decay=decay)
-    assert delegate.fits(neuron) == can
+    assert spikingjelly.fits(neuron) == can
     monkeypatch.setenv(VARIABLE, "spikingjelly")
     called = []
-    original = delegate.lif_spikingjelly
-    monkeypatch.setattr(delegate, "lif_spikingjelly", lambda *args: called.append(1) or original(*args))
+    original = spikingjelly.lif_spikingjelly
+    monkeypatch.setattr(spikingjelly, "lif_spikingjelly", lambda *args: called.append(1) or original(*args))
     x = 0.4 + torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(0))
     assert torch.equal(lif(x, neuron), lif_reference(x, neuron))
     assert bool(called) == can

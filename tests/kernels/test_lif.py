@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from asfedbridge.models import kernels
+from asfedbridge.kernels import lif as kernels
 
 
 @pytest.mark.parametrize("channels", [1, 3, 16, 20, 130, 1023, 1024, 1025, 1500])

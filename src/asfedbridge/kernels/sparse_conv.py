@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asfedbridge.models import openmp
-from asfedbridge.models.kernels import Array
-from asfedbridge.models.scatter import LANES, scatter, scatter_strided
+from asfedbridge.kernels import openmp
+from asfedbridge.kernels.lif import Array
+from asfedbridge.kernels.scatter import LANES, scatter, scatter_strided
 
 DENSE_FORWARD, DENSE_BACKWARD = 0.35, 0.5  # firing rates above which the dense convolution is faster
 SAMPLE = 8  # the rate is estimated on every eighth image

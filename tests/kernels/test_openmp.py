@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from asfedbridge.models import openmp
+from asfedbridge.kernels import openmp
 
 Threads = Callable[[int], None]
 
@@ -73,7 +73,7 @@ def test_another_python_thread_may_call() -> None:
 
 LIMITED = """
 import torch
-from asfedbridge.models import openmp
+from asfedbridge.kernels import openmp
 torch.set_num_threads(3)
 seen = []
 openmp.parallel(3, seen.append)

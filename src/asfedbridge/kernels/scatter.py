@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from asfedbridge.models.kernels import jit
+from asfedbridge.kernels.lif import jit
 
 LANES = 16  # channel counts must be multiples: spikes are read 16 at a time
 GROUP = 64  # channels whose spikes are one word of bits

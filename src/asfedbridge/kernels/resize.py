@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asfedbridge.models.kernels import jit
-from asfedbridge.models.openmp import spread
+from asfedbridge.kernels.lif import jit
+from asfedbridge.kernels.openmp import spread
 
 
 @jit

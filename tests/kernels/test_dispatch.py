@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.losses import cross_entropy
 from asfedbridge.core.protocol import ClientInfo, Neuron, Task
-from asfedbridge.models import delegate, events, fused, neuron, paths
+from asfedbridge.kernels import dispatch, norm_lif, sparse_conv, spikingjelly
+from asfedbridge.kernels.dispatch import VARIABLE
+from asfedbridge.models import neuron
 from asfedbridge.models.neuron import SURROGATES, Spiking, lif, lif_reference
-from asfedbridge.models.paths import VARIABLE
 from asfedbridge.models.zoo import build_backbone
 
 Infos = Callable[..., ClientInfo]
@@ -46,11 +47,11 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, counted)
 
-    watch(fused, "lif", "numba lif")
-    watch(fused, "norm_lif", "numba norm_lif")
-    watch(events, "convolve", "numba convolve")
-    watch(events, "fork", "numba fork")
-    watch(delegate, "lif_spikingjelly", "spikingjelly lif")
+    watch(norm_lif, "lif", "numba lif")
+    watch(norm_lif, "norm_lif", "numba norm_lif")
+    watch(sparse_conv, "convolve", "numba convolve")
+    watch(sparse_conv, "fork", "numba fork")
+    watch(spikingjelly, "lif_spikingjelly", "spikingjelly lif")
     watch(neuron._Lif, "apply", "torch lif")
     return calls
 
@@ -79,7 +80,7 @@ def check_lif(x: Tensor, constants: Neuron, up: Tensor) -> None:
     torch.testing.assert_close(grad, right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
 
 
-# SpikingJelly's time constant rounds other decays: see test_delegate.py.
+# SpikingJelly's time constant rounds other decays: see test_spikingjelly.py.
 @pytest.mark.parametrize(
     ("path", "decay"),
     [*itertools.product(["numba", "torch"], [0.5, 0.9, 0.25]), ("spikingjelly", 0.5)],
@@ -190,12 +191,12 @@ def test_no_second_derivative(path: str, steps: int, force: Callable[[str], None
 def test_the_best_path_is_taken_where_nothing_is_forced(force: Callable[[str | None], None]) -> None:
     force(None)
     x = torch.zeros(2, 2)
-    assert paths.path_of(x) == "numba"
+    assert dispatch.path_of(x) == "numba"
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
-        assert paths.path_of(x.to(dtype)) == "torch"
-    assert paths.path_of(x.to("meta")) == "torch"
-    assert paths.available_paths("cpu") == ["numba", "torch"]
-    assert paths.available_paths("mps") == ["torch"]
+        assert dispatch.path_of(x.to(dtype)) == "torch"
+    assert dispatch.path_of(x.to("meta")) == "torch"
+    assert dispatch.available_paths("cpu") == ["numba", "torch"]
+    assert dispatch.available_paths("mps") == ["torch"]
 
 
 @pytest.mark.parametrize("path", ["numba", "torch", "spikingjelly"])
@@ -208,7 +209,7 @@ def test_the_environment_forces_a_path(path: str, force: Callable[[str], None], 
     act.convolve(conv, spikes)
     act.fork(conv, nn.Sequential(), spikes)
     act(x)
-    assert paths.path_of(x) == path
+    assert dispatch.path_of(x) == path
     fast = ["numba norm_lif", "numba norm_lif", "numba convolve", "numba fork", "numba lif"]
     assert taken == (fast if path == "numba" else [f"{path} lif"] * 3)
 
@@ -241,17 +242,17 @@ def test_an_unknown_path_is_refused_in_one_line(name: str, force: Callable[[str]
         lif(torch.zeros(2, 2), Neuron())
     message = str(error.value)
     assert "\n" not in message
-    assert all(part in message for part in (VARIABLE, name, *paths.PATHS))
+    assert all(part in message for part in (VARIABLE, name, *dispatch.PATHS))
 
 
 def test_an_empty_variable_forces_nothing(force: Callable[[str], None]) -> None:
     force("")
-    assert paths.forced_path() is None
+    assert dispatch.forced_path() is None
 
 
 @pytest.mark.parametrize("name", ["numba", "spikingjelly"])
 def test_a_path_that_is_not_installed(name: str, force: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "installed", lambda package: False)
+    monkeypatch.setattr(dispatch, "installed", lambda package: False)
     force(name)
     with pytest.raises(BadInput, match=f"{VARIABLE}={name}.*not installed.*pip install {name}") as error:
         lif(torch.zeros(2, 2), Neuron())
@@ -262,8 +263,8 @@ def test_a_path_that_is_not_installed(name: str, force: Callable[[str], None], m
 @pytest.mark.parametrize("path", [None, "numba", "torch"])
 def test_one_path_is_in_use(path: str | None, force: Callable[[str | None], None]) -> None:
     force(path)
-    told = paths.describe()
-    assert list(told) == list(paths.PATHS)
+    told = dispatch.describe()
+    assert list(told) == list(dispatch.PATHS)
     assert [name for name, text in told.items() if text.endswith("(in use)")] == [path or "numba"]
     states = ("(in use)", "(available)", "(not installed)", "(no CUDA device here)")
     assert all(text.endswith(states) for text in told.values())
@@ -271,8 +272,8 @@ def test_one_path_is_in_use(path: str | None, force: Callable[[str | None], None
 
 def test_what_is_missing_is_told(force: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
     force(None)
-    monkeypatch.setattr(paths, "installed", lambda package: False)
-    told = paths.describe()
+    monkeypatch.setattr(dispatch, "installed", lambda package: False)
+    told = dispatch.describe()
     assert told["numba"].endswith("(not installed)")
     assert told["torch"].endswith("(in use)")
 
@@ -307,7 +308,7 @@ def test_a_network_without_numba_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     force(None)
-    monkeypatch.setattr(paths, "installed", lambda package: False)
+    monkeypatch.setattr(dispatch, "installed", lambda package: False)
     model = snn()
     cross_entropy(model(images(2, size=16)).logits, torch.tensor([0, 1])).backward()
     assert set(taken) == {"torch lif"}
@@ -347,7 +348,7 @@ def test_a_network_in_both_precisions(
     assert "torch lif" not in fast
     assert set(taken[len(fast) :]) == {"torch lif"}
     assert sum(s.sum() for s in spikes) > 100
-    assert any(events.firing_rate(s) < events.DENSE_FORWARD for s in spikes[:7])  # not all of them dense
+    assert any(sparse_conv.firing_rate(s) < sparse_conv.DENSE_FORWARD for s in spikes[:7])  # not all of them dense
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
     cross_entropy(logits, y).backward()
     cross_entropy(expected, y).backward()
