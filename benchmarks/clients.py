@@ -29,10 +29,10 @@ import torch
 
 from asfedbridge.core.payload import size_in_bytes
 from asfedbridge.core.protocol import ClientInfo, Round
-from asfedbridge.engines.client import build_client
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import play_round
 from asfedbridge.engines.process import prepare_process
+from asfedbridge.engines.turn import build_client
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from child import process_memory
 from federation import make_images, make_infos, make_shard, make_task

@@ -38,9 +38,9 @@ from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import AfterRound, Engine, federate
 from asfedbridge.engines.pool import PoolEngine
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.records import make_records
-from asfedbridge.experiments.store import RunFolder
+from asfedbridge.runs.folder import RunFolder
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.records import make_records
 from federation import make_images, make_infos, make_shard, make_task
 from sidebyside import Benchmark, Case, Contender, Work, main
 

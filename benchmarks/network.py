@@ -23,9 +23,9 @@ import numpy as np
 
 from asfedbridge.core.errors import WorkerLost
 from asfedbridge.engines.process import die_with
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import execute
-from asfedbridge.experiments.spec import Spec, apply_overrides
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import execute
+from asfedbridge.runs.spec import Spec, apply_overrides
 from sidebyside import Answer, Case, Contender, Work
 
 BIN = Path(sys.executable).parent
@@ -147,7 +147,7 @@ class Programs:
     """Flower's programs as its own commands start them, with all that they start."""
 
     def __init__(self, folder: Path) -> None:
-        from asfedbridge.engines.flower.processes import QUIET
+        from asfedbridge.deploy.processes import QUIET
 
         self.folder = folder
         (folder / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")  # asks no cloud who it is
@@ -200,8 +200,8 @@ Start = Callable[[Path, Spec, Path], Any]  # a folder, what to play, its app: re
 
 
 def play_over(start: Start, spec: Spec, out: Path, tell: Tell) -> None:
-    from asfedbridge.experiments.app_folder import write_app
-    from asfedbridge.experiments.loopback import follow
+    from asfedbridge.deploy.app_folder import write_app
+    from asfedbridge.deploy.local_run import follow
 
     with tempfile.TemporaryDirectory(prefix="asfedbridge-", ignore_cleanup_errors=True) as name:
         place = Path(name)
@@ -218,15 +218,15 @@ def play_over(start: Start, spec: Spec, out: Path, tell: Tell) -> None:
 
 
 def node_configs(folder: Path, spec: Spec) -> dict[int, dict[str, Any]]:
-    from asfedbridge.experiments.fleet import parse_fleet
+    from asfedbridge.runs.fleet import parse_fleet
 
     return {c.id: {"client-id": c.id, "state-dir": str(folder / "states")} for c in parse_fleet(spec.fleet, spec.T)}
 
 
 def start_forked(folder: Path, spec: Spec, app: Path) -> Any:
     """As `asfedbridge run --engine flower` does it."""
-    from asfedbridge.engines.flower.loopback import Loopback
-    from asfedbridge.experiments.loopback import PRELOAD
+    from asfedbridge.deploy.local_cluster import Loopback
+    from asfedbridge.deploy.local_run import PRELOAD
 
     fleet = Loopback(folder, node_configs(folder, spec), PRELOAD)
     fleet.submit(app)
@@ -234,7 +234,7 @@ def start_forked(folder: Path, spec: Spec, app: Path) -> Any:
 
 
 def start_shipped(folder: Path, spec: Spec, app: Path) -> Any:
-    from asfedbridge.engines.flower.loopback import free_port
+    from asfedbridge.deploy.local_cluster import free_port
 
     programs, port = Programs(folder), free_port()
     programs.start("flower-superlink", "--insecure", "--host=127.0.0.1", f"--port={port}")
@@ -247,7 +247,7 @@ def start_shipped(folder: Path, spec: Spec, app: Path) -> Any:
 
 
 def start_simulation(folder: Path, spec: Spec, app: Path) -> Any:
-    from asfedbridge.engines.flower.loopback import free_port
+    from asfedbridge.deploy.local_cluster import free_port
 
     programs, port = Programs(folder), free_port()
     programs.start("flower-superlink", "--simulation", "--insecure", "--host=127.0.0.1", f"--port={port}")

@@ -29,11 +29,11 @@ import torch
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines.client import build_client, take_turn
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, play_round
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
+from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from federation import fingerprint, make_images, make_infos, make_shard, make_task
 from sidebyside import Benchmark, Case, Contender, Work, main

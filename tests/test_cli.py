@@ -505,7 +505,7 @@ def test_a_file_where_tables_should_go(refused: Any, tmp_path: Path) -> None:
 
 def test_resume_where_there_is_no_run(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistyped folder must not begin a quick start of its own."""
-    monkeypatch.setattr("asfedbridge.experiments.run.execute", lambda *_: pytest.fail("a run was begun"))
+    monkeypatch.setattr("asfedbridge.runs.run.execute", lambda *_: pytest.fail("a run was begun"))
     assert str(tmp_path / "typo") in refused("run", "--resume", "--out", tmp_path / "typo")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asfedbridge import cli
-from asfedbridge.experiments.catalogue import EXPERIMENTS, Bench
+from asfedbridge.paper.experiments import EXPERIMENTS, Bench
 
 ROWS = {
     "composition": ["as-fedbridge"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asfedbridge import cli
-from asfedbridge.experiments.fleet import FLEETS, FORM
+from asfedbridge.runs.fleet import FLEETS, FORM
 
 PAGE = (Path(__file__).parents[1] / "docs" / "fleets.md").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Who may import whom: core < models < data < methods < engines < analysis < experiments < report < cli."""
+"""Which package may import which: only those that stand before it in ``ORDER``."""
 
 import ast
 import sys
@@ -10,12 +10,25 @@ import pytest
 import asfedbridge
 
 ROOT = Path(asfedbridge.__file__).parent
-ORDER = ("core", "models", "data", "methods", "engines", "analysis", "experiments", "report", "cli")
+ORDER = (
+    "core",
+    "kernels",
+    "models",
+    "data",
+    "methods",
+    "analysis",
+    "engines",
+    "runs",
+    "deploy",
+    "paper",
+    "report",
+    "cli",
+)
 CORE_MAY_USE = {"torch", "numpy", "asfedbridge", *sys.stdlib_module_names}
 ONLY_IN = {
-    "flwr": "engines/flower/",
-    "pickle": "data/cifar.py",
-    "dp_accounting": "experiments/accounting.py",
+    "flwr": "deploy/",
+    "pickle": "data/sources/cifar.py",
+    "dp_accounting": "runs/privacy.py",
 }  # a package, and the place that may import it
 NOWHERE = {"torchvision", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 NAMELESS = {"utils", "base", "common", "helpers", "misc"}
@@ -89,9 +102,9 @@ def test_every_import_goes_up() -> None:
 
 def test_the_walk_saw_the_package() -> None:
     files = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py")}
-    assert {"core/protocol.py", "engines/loop.py", "experiments/spec.py", "cli/commands.py"} <= files
+    assert {"core/protocol.py", "engines/loop.py", "runs/spec.py", "cli/commands.py"} <= files
     targets = {t for _, t in imports(ast.parse((ROOT / "cli" / "commands.py").read_text()), ("asfedbridge", "cli"))}
-    assert ("asfedbridge", "experiments", "run", "execute") in targets  # an import inside a function
+    assert ("asfedbridge", "runs", "run", "execute") in targets  # an import inside a function
 
 
 @pytest.mark.parametrize(
@@ -109,11 +122,11 @@ def test_the_walk_saw_the_package() -> None:
         ("methods/a.py", "from .. import engines", "methods/a.py:1: methods imports engines"),
         (
             "engines/a.py",
-            "from asfedbridge.experiments.spec import Spec",
-            "engines/a.py:1: engines imports experiments",
+            "from asfedbridge.runs.spec import Spec",
+            "engines/a.py:1: engines imports runs",
         ),
         ("report/a.py", "import asfedbridge.cli", "report/a.py:1: report imports cli"),
-        ("experiments/a.py", "import flwr", "experiments/a.py:1: imports flwr"),
+        ("runs/a.py", "import flwr", "runs/a.py:1: imports flwr"),
         ("data/a.py", "from torchvision import datasets", "data/a.py:1: imports torchvision"),
         ("engines/a.py", "import pickle", "engines/a.py:1: imports pickle"),
         ("engines/a.py", "import torch\ntorch.save({}, 'x')", "engines/a.py:2: torch.save pickles"),
@@ -132,9 +145,9 @@ def test_the_walk_finds_a_planted_violation(tmp_path: Path, path: str, text: str
 def test_the_walk_lets_good_imports_pass(tmp_path: Path) -> None:
     good = {
         "core/a.py": "import math, torch\nfrom asfedbridge.core import b\nfrom . import b",
-        "data/cifar.py": "import pickle",
+        "data/sources/cifar.py": "import pickle",
         "data/b.py": "np.load(f, allow_pickle=False)",
-        "engines/flower/engine.py": "import flwr\nfrom asfedbridge.methods import fedavg\nfrom ..loop import draw",
+        "deploy/engine.py": "import flwr\nfrom asfedbridge.methods import fedavg\nfrom ..engines.loop import draw",
         "cli.py": "from asfedbridge import __version__\nfrom asfedbridge.report import tables",
         "__main__.py": "from asfedbridge.cli import main",
     }

@@ -16,10 +16,10 @@ import torch
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, ClientInfo, Output, Task
-from asfedbridge.experiments.fleet import parse_fleet
 from asfedbridge.models import registry, zoo
 from asfedbridge.models.registry import MODELS, load_file
 from asfedbridge.report.listings import models_table
+from asfedbridge.runs.fleet import parse_fleet
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
@@ -219,7 +219,7 @@ def test_a_federation_takes_models_of_ones_own_along(mine: Path, tmp_path: Path)
     MODELS.pop("mlp")
     registry.FILES.clear()
     pytest.importorskip("flwr")
-    from asfedbridge.experiments.federation import read_specification
+    from asfedbridge.deploy.apps import read_specification
 
     assert read_specification(package / "spec.toml", {"imports": ""}).fleet == "2*mlp:ann"
     assert "mlp" in MODELS

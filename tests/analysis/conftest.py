@@ -9,10 +9,10 @@ import torch
 
 from asfedbridge.core.protocol import Client, ClientInfo, Kind, Method, Task
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines.client import build_client
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import Setting, prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.engines.turn import build_client
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.spec import apply_overrides
 
 THREE = {
     "fleet": "1*resnet18@0.125:ann,1*resnet18@0.125:snn,1*resnet18@0.25:snn:T=2",

@@ -17,13 +17,13 @@ from asfedbridge import cli
 from asfedbridge.analysis import operations
 from asfedbridge.analysis.firing import count_synops
 from asfedbridge.analysis.operations import make_counter
-from asfedbridge.analysis.rounds import find_network, outline_client
+from asfedbridge.analysis.round_costs import find_network, outline_client
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import METHODS, Client, Method, Round, Task
-from asfedbridge.experiments.costs import FILE, run_costs
 from asfedbridge.kernels.dispatch import use_path
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18
+from asfedbridge.runs.costs import FILE, run_costs
 
 Make = Callable[..., Client]
 Json = dict[str, Any]

@@ -6,7 +6,7 @@ import torch
 from asfedbridge.analysis.diagnostics import Reading, compare
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, ClientInfo
-from asfedbridge.experiments.run import Setting
+from asfedbridge.runs.run import Setting
 
 CLIENTS = [ClientInfo(0, "ann", "m"), ClientInfo(1, "ann", "m"), ClientInfo(2, "snn", "m"), ClientInfo(3, "snn", "m")]
 

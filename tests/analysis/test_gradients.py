@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from asfedbridge.analysis.gradients import comparable, cosines, probe_gradient
 from asfedbridge.core.protocol import Client
-from asfedbridge.experiments.run import Setting
+from asfedbridge.runs.run import Setting
 
 
 def flat_gradient(client: Client, setting: Setting) -> Tensor:

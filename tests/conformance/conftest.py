@@ -15,15 +15,15 @@ from torch import Tensor
 
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Neuron, Optimiser, Round, Shard, Task, Upload
-from asfedbridge.engines.client import build_client, take_turn
 from asfedbridge.engines.files import read_tensors
 from asfedbridge.engines.host import owner
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import count_at_work, draw, federate, play_round
 from asfedbridge.engines.pool import PoolEngine
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import Setting, prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.engines.turn import build_client, take_turn
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.spec import apply_overrides
 
 SMALL = {
     "fleet": "1*resnet18@0.125:ann,2*resnet18@0.125:snn",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from asfedbridge.core.protocol import METHODS
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import prepare
+from asfedbridge.runs.spec import apply_overrides
 
 FLEET = ",".join(f"resnet18@0.0625:{kind}" for kind in ("ann", "bnn", "qnn:b=4", "qnn:b=2", "snn:T=1"))
 SMALL = {

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asfedbridge.experiments.recipes import make_method, quickstart
-from asfedbridge.experiments.run import prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.runs.recipes import make_method, quickstart
+from asfedbridge.runs.run import prepare
+from asfedbridge.runs.spec import apply_overrides
 
 
 @pytest.fixture(scope="module")

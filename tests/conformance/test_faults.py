@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import execute
-from asfedbridge.experiments.spec import apply_overrides
-from asfedbridge.experiments.store import read_events, read_rounds
+from asfedbridge.runs.folder import read_events, read_rounds
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import execute
+from asfedbridge.runs.spec import apply_overrides
 
 pytest.importorskip("flwr")
 import httpx
@@ -28,9 +28,9 @@ from flwr.proto.node_pb2 import Node
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from asfedbridge.engines.flower.loopback import free_port
-from asfedbridge.engines.flower.processes import QUIET
-from asfedbridge.experiments.app_folder import write_deployment
+from asfedbridge.deploy.app_folder import write_deployment
+from asfedbridge.deploy.local_cluster import free_port
+from asfedbridge.deploy.processes import QUIET
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 BIN = Path(sys.executable).parent

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from asfedbridge.core.protocol import METHODS
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import execute
-from asfedbridge.experiments.spec import Spec, apply_overrides
-from asfedbridge.experiments.store import read_rounds
+from asfedbridge.runs.folder import read_rounds
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import execute
+from asfedbridge.runs.spec import Spec, apply_overrides
 
 pytest.importorskip("flwr")
-from asfedbridge.engines.flower.loopback import Loopback
-from asfedbridge.experiments.app_folder import write_app
-from asfedbridge.experiments.loopback import PRELOAD, follow
+from asfedbridge.deploy.app_folder import write_app
+from asfedbridge.deploy.local_cluster import Loopback
+from asfedbridge.deploy.local_run import PRELOAD, follow
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 SMALL = {

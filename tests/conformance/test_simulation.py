@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import execute
-from asfedbridge.experiments.spec import apply_overrides
-from asfedbridge.experiments.store import read_rounds
+from asfedbridge.runs.folder import read_rounds
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import execute
+from asfedbridge.runs.spec import apply_overrides
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
-from asfedbridge.engines.flower.loopback import free_port
-from asfedbridge.engines.flower.processes import QUIET
-from asfedbridge.experiments.app_folder import write_deployment
+from asfedbridge.deploy.app_folder import write_deployment
+from asfedbridge.deploy.local_cluster import free_port
+from asfedbridge.deploy.processes import QUIET
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 BIN = Path(sys.executable).parent

@@ -17,18 +17,18 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import execute, prepare
-from asfedbridge.experiments.spec import Spec, apply_overrides
-from asfedbridge.experiments.store import read_events, read_rounds
+from asfedbridge.runs.folder import read_events, read_rounds
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import execute, prepare
+from asfedbridge.runs.spec import Spec, apply_overrides
 
 pytest.importorskip("flwr")
-from tests.engines.flower.line import Line, bodies
-from tests.engines.flower.traces import count_found, slices, tensor_slices
+from tests.deploy.line import Line, bodies
+from tests.deploy.traces import count_found, slices, tensor_slices
 
-from asfedbridge.engines.flower.loopback import Loopback, free_port
-from asfedbridge.experiments.app_folder import write_app
-from asfedbridge.experiments.loopback import PRELOAD, follow
+from asfedbridge.deploy.app_folder import write_app
+from asfedbridge.deploy.local_cluster import Loopback, free_port
+from asfedbridge.deploy.local_run import PRELOAD, follow
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 WATCHED = 1  # the client at the other end of the line

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asfedbridge.data import cifar
+from asfedbridge.data.sources import cifar
 
 Forge = Callable[..., dict[str, bytes]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.decoded import decoded
+from asfedbridge.data.decode_cache import decoded
 
 SHAPE = (2, 3)
 

@@ -8,9 +8,9 @@ import pytest
 
 from asfedbridge.core.protocol import Method
 from asfedbridge.engines.local import LocalEngine
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import Setting, prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.spec import apply_overrides
 
 PAIR = {
     "fleet": "1*resnet18@0.125:ann,1*resnet18@0.125:snn",

@@ -13,8 +13,8 @@ from asfedbridge.core.payload import GuardError, Payload
 from asfedbridge.core.protocol import Client, Round, Upload
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate, play_round
-from asfedbridge.experiments.records import make_records, summarise
 from asfedbridge.methods.fedavg import FedAvg
+from asfedbridge.runs.records import make_records, summarise
 
 FIRST = Round(0, 2)
 CODECS: list[Codec] = ["fp16", "int8"]

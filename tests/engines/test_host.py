@@ -13,15 +13,15 @@ from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round
-from asfedbridge.engines import checkpoint, client, files, host
+from asfedbridge.engines import checkpoint, files, host, turn
 from asfedbridge.engines.host import state_name
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import count_at_work, draw, federate
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import Setting, prepare
-from asfedbridge.experiments.spec import apply_overrides
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.standalone import Standalone
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.spec import apply_overrides
 
 METHOD = ASFedBridge(bridge_width=0.34)
 IDENTITY = {"specification": "s"}
@@ -172,13 +172,13 @@ def test_a_client_that_comes_back_is_not_evaluated_again(
     six: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls: list[int] = []
-    original = client.answer
+    original = turn.answer
 
     def counted(who: Client, *given: Any) -> Answers:
         calls.append(who.info.id)
         return original(who, *given)
 
-    monkeypatch.setattr(client, "answer", counted)
+    monkeypatch.setattr(turn, "answer", counted)
     engine = engine_of(six, Standalone(), at_work=1, folder=tmp_path)
     for index in range(2):
         for i in (0, 1):

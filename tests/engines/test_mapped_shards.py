@@ -12,7 +12,7 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Method, Round
 from asfedbridge.data.dataset import assemble
 from asfedbridge.data.loader import make_shards
-from asfedbridge.data.mapped import Mapped, open_rows
+from asfedbridge.data.memory_map import Mapped, open_rows
 from asfedbridge.data.partition import iid
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate

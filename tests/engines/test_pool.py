@@ -226,9 +226,9 @@ def test_a_killed_parent_takes_even_a_hanging_worker_along(odd: Any) -> None:
             from odd_methods import Odd
             from asfedbridge.core.protocol import Round
             from asfedbridge.engines.pool import PoolEngine
-            from asfedbridge.experiments.recipes import quickstart
-            from asfedbridge.experiments.run import prepare
-            from asfedbridge.experiments.spec import apply_overrides
+            from asfedbridge.runs.recipes import quickstart
+            from asfedbridge.runs.run import prepare
+            from asfedbridge.runs.spec import apply_overrides
 
             small = {{"fleet": "2*resnet18@0.0625:ann", "train_per_class": 1, "test_per_class": 1, "partition": "iid"}}
             pair = prepare(apply_overrides(quickstart(), small), Path("."))

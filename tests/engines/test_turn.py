@@ -12,8 +12,8 @@ from torch import Tensor
 from asfedbridge.core import payload
 from asfedbridge.core.payload import GuardError, Payload
 from asfedbridge.core.protocol import Answers, Client, Method, Round, Upload
-from asfedbridge.engines import client as turns
-from asfedbridge.engines.client import build_client, evaluate, take_turn
+from asfedbridge.engines import turn
+from asfedbridge.engines.turn import build_client, evaluate, take_turn
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.methods.standalone import Standalone
@@ -24,13 +24,13 @@ from asfedbridge.models.zoo import build_backbone
 def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with every pass over a test shard."""
     calls: list[int] = []
-    original = turns.answer
+    original = turn.answer
 
     def counted(client: Client, *given: Any) -> Answers:
         calls.append(client.info.id)
         return original(client, *given)
 
-    monkeypatch.setattr(turns, "answer", counted)
+    monkeypatch.setattr(turn, "answer", counted)
     return calls
 
 
@@ -59,7 +59,7 @@ def test_accuracy_does_not_depend_on_the_batch(pair: Any, monkeypatch: pytest.Mo
     client = client_of(pair, Standalone(), 1)
     client.backbone.eval()
     whole = evaluate(client, lambda x: client.backbone(x).logits)
-    monkeypatch.setattr(turns, "EVALUATION_BATCH", 2)
+    monkeypatch.setattr(turn, "EVALUATION_BATCH", 2)
     parts = evaluate(client, lambda x: client.backbone(x).logits)
     assert parts["accuracy"] == whole["accuracy"]
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)

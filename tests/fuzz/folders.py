@@ -17,11 +17,11 @@ from asfedbridge.core.protocol import Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.host import ClientHost, state_name
 from asfedbridge.engines.local import LocalEngine
-from asfedbridge.experiments.store import RunFolder, read_releases, read_spec, read_summary
 from asfedbridge.methods.fedproto import FedProto
 from asfedbridge.report.comparison import Entry, compare
 from asfedbridge.report.runs import gather
 from asfedbridge.report.tables import check_summary, client_rows, run_rows
+from asfedbridge.runs.folder import RunFolder, read_releases, read_spec, read_summary
 
 REFUSALS = (BadInput,)
 
@@ -110,7 +110,7 @@ def prepare_checkpoint(folder: Path) -> Attempt:
 def prepare_states(folder: Path) -> Attempt:
     """A node's folder: the state it goes to is that of the round before, to the last bit."""
     pytest.importorskip("flwr")
-    from asfedbridge.engines.flower.states import NodeStates
+    from asfedbridge.deploy.node_states import NodeStates
 
     setting, method = small_setting(folder), FedProto()
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.data.test_event_files import aedat, nmnist
+from tests.data.test_event_formats import aedat, nmnist
 from tests.fuzz.folders import Shelf
 from tests.fuzz.harness import Attempt, Target, Verdict, judge
 from tests.fuzz.mutations import Steps, mutate_bytes
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.cifar import RELEASES, read_verified
 from asfedbridge.data.dataset import LARGEST, SMALLEST, Dataset
-from asfedbridge.data.decoded import decoded
-from asfedbridge.data.events import DVS128_SIDE, NMNIST_SIDE, read_cifar10_dvs, read_nmnist
-from asfedbridge.data.frames import Framing, frames_of
-from asfedbridge.data.mapped import read as pixels_of
-from asfedbridge.data.sources import load
+from asfedbridge.data.decode_cache import decoded
+from asfedbridge.data.event_formats import DVS128_SIDE, NMNIST_SIDE, read_cifar10_dvs, read_nmnist
+from asfedbridge.data.event_frames import Framing, frames_of
+from asfedbridge.data.memory_map import read as pixels_of
+from asfedbridge.data.sources.cifar import RELEASES, read_verified
+from asfedbridge.data.sources.registry import load
 
 REFUSALS = (BadInput,)
 FRAMING = Framing(2, "time")

@@ -19,9 +19,9 @@ import torch
 from asfedbridge.cli import main
 from asfedbridge.engines import pool  # noqa: F401
 from asfedbridge.engines.process import worker_context
-from asfedbridge.experiments import run  # noqa: F401
 from asfedbridge.models.zoo import compile_kernels
 from asfedbridge.report import progress, tables  # noqa: F401
+from asfedbridge.runs import run  # noqa: F401
 
 WRITES = os.O_WRONLY | os.O_RDWR
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
@@ -111,8 +111,8 @@ def children(parent: int) -> list[int]:
 
 def flower() -> tuple[str, ...]:
     """What Flower's processes are forked from."""
-    from asfedbridge.engines.flower.processes import PROGRAMS, QUIET, WARM
-    from asfedbridge.experiments.loopback import PRELOAD
+    from asfedbridge.deploy.local_run import PRELOAD
+    from asfedbridge.deploy.processes import PROGRAMS, QUIET, WARM
 
     os.environ.update(QUIET)
     return PROGRAMS, WARM, *PRELOAD

@@ -16,13 +16,13 @@ from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import GuardError, Payload, Shapes
 from asfedbridge.core.protocol import Round, Upload
+from asfedbridge.engines.failures import Event, Tolerance
 from asfedbridge.engines.loop import play_round
-from asfedbridge.engines.tolerance import Event, Tolerance
-from asfedbridge.experiments.fleet import parse_fleet
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import Setting, make_task, prepare
-from asfedbridge.experiments.spec import apply_overrides
 from asfedbridge.methods.fedproto import FedProto
+from asfedbridge.runs.fleet import parse_fleet
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import Setting, make_task, prepare
+from asfedbridge.runs.spec import apply_overrides
 
 DECLARED: Shapes = {"a": (2, 3), "b": (), "c": (0, 4), "d": (5,)}
 WHOSE = "upload of client 3"
@@ -104,7 +104,7 @@ def to_plain(content: Any) -> dict[str, Any]:
 def to_content(plain: Any) -> Any:
     """A message of what is left of one; what Flower's records do not hold, nobody can send, and it is left out."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-    from tests.engines.flower.grid import copied
+    from tests.deploy.grid import copied
 
     kinds: dict[str, Any] = {"payload": ArrayRecord, "metrics": MetricRecord}
     content = RecordDict({})
@@ -145,7 +145,7 @@ def make_federation(codec: Codec) -> tuple[Any, Any, list[Any]]:
 
 
 def introduce(task: Any, info: Any) -> dict[str, Any]:
-    from asfedbridge.engines.flower.node import Site, _introduction
+    from asfedbridge.deploy.node import Site, _introduction
 
     site = Site(FedProto(), task, info, None, Path(), IDENTITY)  # type: ignore[arg-type]
     return to_plain(_introduction(site))
@@ -156,11 +156,11 @@ def open_reply(codec: Codec) -> Any:
 
     def prepare_reply(folder: Path) -> Attempt:
         pytest.importorskip("flwr")
-        from tests.engines.flower.grid import InProcessGrid
+        from tests.deploy.grid import InProcessGrid
 
-        from asfedbridge.engines.flower.engine import FlowerEngine
-        from asfedbridge.engines.flower.parcel import METRIC_NAME, OURS, pack
-        from asfedbridge.engines.flower.roster import Roster
+        from asfedbridge.deploy.codec import METRIC_NAME, OURS, pack
+        from asfedbridge.deploy.engine import FlowerEngine
+        from asfedbridge.deploy.node_registry import Roster
 
         method, task, infos = make_federation(codec)
         rnd = Round(4, 9)
@@ -218,9 +218,9 @@ def open_reply(codec: Codec) -> Any:
 def prepare_introduction(folder: Path) -> Attempt:
     """A seat only for who is as the fleet and the server's data say."""
     pytest.importorskip("flwr")
-    from tests.engines.flower.grid import InProcessGrid
+    from tests.deploy.grid import InProcessGrid
 
-    from asfedbridge.engines.flower.roster import Roster
+    from asfedbridge.deploy.node_registry import Roster
 
     _, task, infos = make_federation("none")
     shape = (task.classes, task.channels, task.image_size, task.frames)
@@ -255,8 +255,8 @@ def prepare_download(folder: Path) -> Attempt:
     from flwr.app import Context, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
-    from asfedbridge.engines.flower.node import Site, make_client_app
-    from asfedbridge.engines.flower.parcel import pack
+    from asfedbridge.deploy.codec import pack
+    from asfedbridge.deploy.node import Site, make_client_app
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # a node's own log has a traceback for each refusal
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Kind, Method, Optimiser, Round, Task, Upload
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.engines.turn import build_client, take_turn
 
 SMALL = {"bridge_width": 0.375}
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from asfedbridge.core import losses, payload, seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ClientInfo, Kind, Optimiser, Round, Task, Upload
-from asfedbridge.engines.client import build_client
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.engines.turn import build_client
 from asfedbridge.methods.as_fedbridge import ASFedBridge, choose
 from asfedbridge.models.zoo import bridge_of
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import prepare
+from asfedbridge.runs.spec import apply_overrides
 
 KINDS: list[Kind] = ["ann", "snn"]
 FIRST = Round(0, 2)

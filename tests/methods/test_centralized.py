@@ -2,9 +2,9 @@ from pathlib import Path
 
 import torch
 
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import prepare
-from asfedbridge.experiments.spec import apply_overrides
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import prepare
+from asfedbridge.runs.spec import apply_overrides
 
 SMALL = {
     "fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn,1*resnet18@0.25:snn,1*resnet18@0.125:snn:T=8",

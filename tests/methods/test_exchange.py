@@ -9,7 +9,7 @@ import torch
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.payload import Payload, Shapes, clone
 from asfedbridge.core.protocol import METHODS, Round
-from asfedbridge.engines.client import take_turn
+from asfedbridge.engines.turn import take_turn
 from asfedbridge.models.zoo import build_backbone
 
 

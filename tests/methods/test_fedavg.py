@@ -10,7 +10,7 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, clone
 from asfedbridge.core.protocol import Client, ClientInfo, Kind, Round, Upload
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.methods.fedavg import FedAvg, IsolatedFedAvg
 from asfedbridge.methods.fedprox import FedProx, IsolatedFedProx
 

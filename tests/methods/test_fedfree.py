@@ -10,7 +10,7 @@ from asfedbridge.core import payload, seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, Payload
 from asfedbridge.core.protocol import ClientInfo, Kind, Round, Task, Upload
-from asfedbridge.engines.client import take_turn
+from asfedbridge.engines.turn import take_turn
 from asfedbridge.methods import fedfree
 from asfedbridge.methods.fedfree import FedFree, read, write
 from asfedbridge.models.layers import by_layer

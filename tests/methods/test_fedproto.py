@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asfedbridge.core import payload
 from asfedbridge.core.protocol import Client, Kind, Optimiser, Output, Round, Task, Upload
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines.client import evaluate_at, take_turn
+from asfedbridge.engines.turn import evaluate_at, take_turn
 from asfedbridge.methods.fedproto import UNKNOWN, FedProto, Prototypes, mean_features, prototypes_of
 
 KINDS: list[Kind] = ["ann", "snn"]

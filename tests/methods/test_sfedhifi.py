@@ -11,7 +11,7 @@ from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Kind, Round, Task, Upload
-from asfedbridge.engines.client import take_turn
+from asfedbridge.engines.turn import take_turn
 from asfedbridge.methods.sfedhifi import SFedHIFI, choose_layer, measure_firing, orthogonality
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedConv
 

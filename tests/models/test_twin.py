@@ -9,7 +9,7 @@ import torch
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Client, ClientInfo, Round, Task
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.standalone import Standalone
 from asfedbridge.models.neuron import Spiking

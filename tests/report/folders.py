@@ -5,12 +5,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.experiments.fleet import parse_fleet
-from asfedbridge.experiments.recipes import cpu
-from asfedbridge.experiments.records import summarise
-from asfedbridge.experiments.spec import Spec, apply_overrides
-from asfedbridge.experiments.store import environment
-from asfedbridge.experiments.toml import write_toml
+from asfedbridge.runs.fleet import parse_fleet
+from asfedbridge.runs.folder import environment
+from asfedbridge.runs.recipes import cpu
+from asfedbridge.runs.records import summarise
+from asfedbridge.runs.spec import Spec, apply_overrides
+from asfedbridge.runs.toml import write_toml
 
 MB = 2**20
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from tests.report.folders import make_spec
 
-from asfedbridge.experiments.spec import LATER, to_table
 from asfedbridge.report.comparison import Comparison, Entry, compare
 from asfedbridge.report.settings import flatten
+from asfedbridge.runs.spec import LATER, to_table
 
 
 def entry(method: str, seed: int, ann: float, snn: float, **changes: Any) -> Entry:

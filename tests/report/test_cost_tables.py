@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.experiments.catalogue import Bench, Cell, Experiment
-from asfedbridge.experiments.reproduce import job_of
+from asfedbridge.paper.experiments import Bench, Cell, Experiment
+from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.cost_tables import experiment_costs
 
 SPEC = Bench("smoke").spec("fedavg", "cifar100")

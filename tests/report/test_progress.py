@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from asfedbridge.core.protocol import ClientInfo, Task
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.run import Setting
-from asfedbridge.experiments.spec import apply_overrides
 from asfedbridge.report.listings import download_bar, list_topic
 from asfedbridge.report.progress import Progress
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import Setting
+from asfedbridge.runs.spec import apply_overrides
 
 
 class Terminal(io.StringIO):

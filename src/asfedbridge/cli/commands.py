@@ -21,9 +21,9 @@ def resolve(words: Sequence[str]) -> Any:
 
     A recipe applies the settings of the data set; a file is used as it is.
     """
-    from asfedbridge.experiments.recipes import RECIPES, demands, quickstart
-    from asfedbridge.experiments.spec import apply_overrides, from_table
-    from asfedbridge.experiments.toml import parse_assignment, read_toml
+    from asfedbridge.runs.recipes import RECIPES, demands, quickstart
+    from asfedbridge.runs.spec import apply_overrides, from_table
+    from asfedbridge.runs.toml import parse_assignment, read_toml
 
     named = [w for w in words if "=" not in w]
     overrides = dict(parse_assignment(w) for w in words if "=" in w)
@@ -42,12 +42,12 @@ def resolve(words: Sequence[str]) -> Any:
 
 
 def command_run(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.recipes import quickstart
-    from asfedbridge.experiments.run import execute
-    from asfedbridge.experiments.store import SUMMARY, read_spec
+    from asfedbridge.data.sources.registry import data_root
     from asfedbridge.report.progress import Progress
     from asfedbridge.report.tables import check_summary, client_rows, render_text, run_rows
+    from asfedbridge.runs.folder import SUMMARY, read_spec
+    from asfedbridge.runs.recipes import quickstart
+    from asfedbridge.runs.run import execute
 
     if args.workers and args.engine != "pool":
         raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
@@ -69,9 +69,9 @@ def command_run(args: argparse.Namespace) -> int:
     try:
         root = data_root(args.data_root)
         if args.engine == "flower":
-            from asfedbridge.experiments import loopback
+            from asfedbridge.deploy import local_run
 
-            summary = loopback.execute(spec, out, root, _tell, args.resume, chosen)
+            summary = local_run.execute(spec, out, root, _tell, args.resume, chosen)
         else:
             summary = execute(spec, out, root, Progress(), args.resume, args.engine, args.workers or 0)
     except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def command_run(args: argparse.Namespace) -> int:
 
 
 def command_show(args: argparse.Namespace) -> int:
-    from asfedbridge.experiments.toml import write_toml
+    from asfedbridge.runs.toml import write_toml
 
     print(write_toml(resolve(args.what)), end="")
     return DONE
@@ -103,8 +103,8 @@ def command_list(args: argparse.Namespace) -> int:
 
 
 def command_data(args: argparse.Namespace) -> int:
-    from asfedbridge.data import sources
     from asfedbridge.data.fetch import fetch
+    from asfedbridge.data.sources import registry as sources
     from asfedbridge.report.listings import download_bar, list_topic
 
     if args.action == "list":
@@ -120,15 +120,15 @@ def command_data(args: argparse.Namespace) -> int:
 def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
-    from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.analyse import MEASURES
-    from asfedbridge.experiments.catalogue import Bench, check_settings, choose_client, find_experiment, select
-    from asfedbridge.experiments.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
-    from asfedbridge.experiments.toml import parse_assignment
+    from asfedbridge.data.sources.registry import data_root
+    from asfedbridge.paper.experiments import Bench, check_settings, choose_client, find_experiment, select
+    from asfedbridge.paper.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
+    from asfedbridge.report.analysis_tables import measure_tables
     from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
-    from asfedbridge.report.measures import measure_tables
-    from asfedbridge.report.reproduction import collect
+    from asfedbridge.report.experiment_tables import collect
+    from asfedbridge.runs.analyze import MEASURES
+    from asfedbridge.runs.toml import parse_assignment
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
@@ -210,9 +210,9 @@ def command_report(args: argparse.Namespace) -> int:
 
 
 def command_analyze(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.analyse import analyse, file_name, open_run
+    from asfedbridge.data.sources.registry import data_root
     from asfedbridge.report.analyses import render_analyses
+    from asfedbridge.runs.analyze import analyse, file_name, open_run
 
     found = analyse(args.folders, data_root(args.data_root), _tell, args.point)
     files = [folder / file_name(open_run(folder)[0], args.point) for folder in args.folders]
@@ -224,10 +224,10 @@ def command_analyze(args: argparse.Namespace) -> int:
 
 
 def command_costs(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources import data_root
-    from asfedbridge.experiments.costs import cost_table, measure_run, shape_task
-    from asfedbridge.experiments.run import prepare
+    from asfedbridge.data.sources.registry import data_root
     from asfedbridge.report.cost_tables import render_costs
+    from asfedbridge.runs.costs import cost_table, measure_run, shape_task
+    from asfedbridge.runs.run import prepare
 
     shape = {"classes": 100, "channels": 3}
     own = [w for w in args.what if w.partition("=")[0] in shape]
@@ -256,11 +256,11 @@ def command_costs(args: argparse.Namespace) -> int:
 
 
 def command_flower(args: argparse.Namespace) -> int:
-    from asfedbridge.experiments.app_folder import write_deployment
+    from asfedbridge.deploy.app_folder import write_deployment
 
     if args.action == "tasks":
-        import asfedbridge.engines.flower.warm  # noqa: F401  before the first fork
-        from asfedbridge.engines.flower.programs import run_program
+        import asfedbridge.deploy.preload  # noqa: F401  before the first fork
+        from asfedbridge.deploy.programs import run_program
 
         run_program("tasks", [args.address, *([str(args.root_certificates)] if args.root_certificates else [])])
         return DONE

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.mapped import Images, Mapped, read
 from asfedbridge.data.memory import check_memory
+from asfedbridge.data.memory_map import Images, Mapped, read
 
 SMALLEST, LARGEST = 8, 256
 AS_STORED = "set augment=resized-crop+flip, which keeps images as stored and scales each batch"

@@ -13,10 +13,10 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data import tiny
 from asfedbridge.data.archive import Archive
-from asfedbridge.data.cifar import RELEASES, state
-from asfedbridge.data.recordings import COLLECTIONS, remedy
+from asfedbridge.data.sources import tiny_imagenet
+from asfedbridge.data.sources.cifar import RELEASES, state
+from asfedbridge.data.sources.neuromorphic import COLLECTIONS, remedy
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
 
@@ -30,12 +30,12 @@ def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: 
 
     An archive put into `root` by hand is used as it is, without network.
     """
-    if name == tiny.NAME:
+    if name == tiny_imagenet.NAME:
         return fetch_tiny(root, progress)
     if name not in RELEASES:
         if name in COLLECTIONS:
             raise BadInput(f"data {name!r} is not fetched automatically: {remedy(name, root)}")
-        known = ", ".join([*RELEASES, tiny.NAME])
+        known = ", ".join([*RELEASES, tiny_imagenet.NAME])
         raise BadInput(f"data {name!r} cannot be fetched: choose from {known}; other sets need no download")
     release = RELEASES[name]
     folder = root / release.folder
@@ -50,13 +50,13 @@ def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: 
 
 def fetch_tiny(root: Path, progress: Progress) -> Path:
     """All of Tiny-ImageNet but the test images, which have no labels."""
-    folder = root / tiny.FOLDER
+    folder = root / tiny_imagenet.FOLDER
     try:
-        tiny.list_images(folder, list(tiny.read_classes(folder)), skip_missing=False)
+        tiny_imagenet.list_images(folder, list(tiny_imagenet.read_classes(folder)), skip_missing=False)
     except BadInput:
         with _disk(root):
             root.mkdir(parents=True, exist_ok=True)
-        unzip(obtain(tiny.ARCHIVE, root, progress), root, tiny.FOLDER, progress)
+        unzip(obtain(tiny_imagenet.ARCHIVE, root, progress), root, tiny_imagenet.FOLDER, progress)
     return folder
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import ShortBatch
 from asfedbridge.data.dataset import Dataset
-from asfedbridge.data.mapped import Images, Mapped, read
+from asfedbridge.data.memory_map import Images, Mapped, read
 from asfedbridge.data.partition import Partition
-from asfedbridge.data.resized import RESIZED, draw_boxes, scale_boxes, scale_centres
+from asfedbridge.data.random_crop import RESIZED, draw_boxes, scale_boxes, scale_centres
 from asfedbridge.kernels.dispatch import installed
 
 AUGMENTATIONS = ("none", "crop", "crop+flip", RESIZED)

@@ -13,7 +13,7 @@ import torch
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round, Shard, Task, Upload
 from asfedbridge.engines import files
-from asfedbridge.engines.client import build_client, take_turn
+from asfedbridge.engines.turn import build_client, take_turn
 
 Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
 Reader = Callable[[Client], Payload]  # what is read from a client that is diagnosed, where it lives

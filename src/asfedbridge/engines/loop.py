@@ -10,7 +10,7 @@ from asfedbridge.core import compression, payload, seeds
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
-from asfedbridge.engines.tolerance import Reply, Tolerance, collect, demand
+from asfedbridge.engines.failures import Reply, Tolerance, collect, demand
 
 
 class Engine(Protocol):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asfedbridge.core.protocol import METHODS
-from asfedbridge.experiments.spec import LATER, method_fields
 from asfedbridge.report.settings import METHOD, Fields, name_changes
 from asfedbridge.report.statistics import Scores, Series, difference_columns, group_title, order_groups, read_scores
 from asfedbridge.report.tables import Titled, run_rows
+from asfedbridge.runs.spec import LATER, method_fields
 
 Table = dict[str, Any]
 REFERENCE = "standalone"

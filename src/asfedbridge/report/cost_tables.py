@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.analysis.costs import mean_of
-from asfedbridge.experiments import paper
-from asfedbridge.experiments.catalogue import Cell, CostTable, Experiment
-from asfedbridge.experiments.costs import paper_costs
-from asfedbridge.experiments.reproduce import job_of
+from asfedbridge.paper import tables
+from asfedbridge.paper.experiments import Cell, CostTable, Experiment
+from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.tables import Rows, Titled, decimals, render_text
+from asfedbridge.runs.costs import paper_costs
 
 OPERATIONS = {
     "mflops": "MFLOPs",
@@ -163,10 +163,10 @@ def _counted(table: CostTable) -> Rows:
     """By shapes alone."""
     costs, rows = paper_costs(), [_head(table)]
     if table == "communication":
-        reported: Mapping[str, Sequence[float]] = paper.COMMUNICATION
+        reported: Mapping[str, Sequence[float]] = tables.COMMUNICATION
         found = {name: costs["methods"][name] for name in reported}
     else:
-        reported = paper.COMPUTATION
+        reported = tables.COMPUTATION
         found = {name: {"forward": costs["configurations"][name]} for name in reported}
     for name, values in reported.items():
         *cells, _, note = _cost_row(table, name, {0: found[name]}, values)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from asfedbridge.core.payload import MB
-from asfedbridge.experiments.records import Record, ordered
+from asfedbridge.runs.records import Record, ordered
 
 Points = list[tuple[float, float]]
 

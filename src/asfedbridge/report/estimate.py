@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.experiments.probe import Estimate, measure_apart
-from asfedbridge.experiments.reproduce import Job, state_of
-from asfedbridge.experiments.toml import write_toml
+from asfedbridge.paper.reproduce import Job, state_of
 from asfedbridge.report.tables import Rows
+from asfedbridge.runs.probe import Estimate, measure_apart
+from asfedbridge.runs.toml import write_toml
 
 
 def estimate_rows(jobs: Sequence[Job], root: str | None, at_once: int, tell: Callable[[str], None]) -> Rows:

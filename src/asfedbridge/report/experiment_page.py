@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asfedbridge.engines.files import write_atomic
-from asfedbridge.experiments.catalogue import Experiment
-from asfedbridge.experiments.reproduce import job_of
+from asfedbridge.paper.experiments import Experiment
+from asfedbridge.paper.reproduce import job_of
+from asfedbridge.report.experiment_tables import Result, render, rows_to_csv, tables, tables_to_csv, to_csv, to_latex
 from asfedbridge.report.page import Lead, write_page
-from asfedbridge.report.reproduction import Result, render, rows_to_csv, tables, tables_to_csv, to_csv, to_latex
 from asfedbridge.report.runs import gather
 from asfedbridge.report.tables import Titled
 

@@ -10,14 +10,14 @@ from typing import TextIO
 from asfedbridge.analysis.operations import count_layers
 from asfedbridge.core.payload import MB
 from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task
-from asfedbridge.data.sources import data_root, describe
-from asfedbridge.experiments.catalogue import EXPERIMENTS
-from asfedbridge.experiments.fleet import FLEETS
-from asfedbridge.experiments.recipes import RECIPES
-from asfedbridge.experiments.spec import method_fields
+from asfedbridge.data.sources.registry import data_root, describe
 from asfedbridge.kernels import dispatch
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import outline_backbone
+from asfedbridge.paper.experiments import EXPERIMENTS
+from asfedbridge.runs.fleet import FLEETS
+from asfedbridge.runs.recipes import RECIPES
+from asfedbridge.runs.spec import method_fields
 
 TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "kernels")
 

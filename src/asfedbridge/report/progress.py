@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from asfedbridge.core.protocol import ClientInfo
-from asfedbridge.experiments.app_folder import ON_NODES
-from asfedbridge.experiments.records import Record, group_means, ordered
-from asfedbridge.experiments.run import Setting
-from asfedbridge.experiments.spec import Spec
+from asfedbridge.runs.records import Record, group_means, ordered
+from asfedbridge.runs.run import Setting
+from asfedbridge.runs.spec import ON_NODES, Spec
 
 
 class Progress:

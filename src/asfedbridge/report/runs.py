@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.experiments.analyse import FILE as ANALYSIS
-from asfedbridge.experiments.analyse import FORMAT
-from asfedbridge.experiments.diagnostics import read_course
-from asfedbridge.experiments.lookup import find_cell
-from asfedbridge.experiments.recipes import quickstart
-from asfedbridge.experiments.store import ENV, SPEC, SUMMARY, read_rounds, read_spec
+from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
 from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
 from asfedbridge.report.tables import find_runs, run_rows
+from asfedbridge.runs.analyze import FILE as ANALYSIS
+from asfedbridge.runs.analyze import FORMAT
+from asfedbridge.runs.diagnostics import read_course
+from asfedbridge.runs.folder import ENV, SPEC, SUMMARY, read_rounds, read_spec
+from asfedbridge.runs.recipes import quickstart
 
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
 Table = dict[str, Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.experiments.store import SPEC
+from asfedbridge.runs.folder import SPEC
 
 Fields = dict[str, Any]  # of a specification, by dotted name
 METHOD = "method."

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.experiments.store import read_summary
 from asfedbridge.report.statistics import group_title, read_scores
+from asfedbridge.runs.folder import read_summary
 
 Rows = list[list[str]]
 

@@ -1,0 +1,99 @@
+"""Events as frames: T pictures that count, for each pixel and polarity, the events of a stretch of the recording.
+
+An example is stored folded, uint8 [T * 2, H, W] with channel 2 t + polarity, so that all that is made for images
+(augmentation, partition, Bridge, ANN stems) takes it as one of many channels; an SNN unfolds it again.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.data.event_formats import Events
+
+By = Literal["count", "time"]
+MOST = 255  # a count of more is kept as this
+ROOM = 1 << 23  # counts made at once
+MANY = 5  # names that a line can hold
+SQUARES = torch.arange(256) ** 2
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How recordings become frames; static images ignore it."""
+
+    steps: int = 10
+    by: By = "count"
+
+
+def frame_numbers(t: np.ndarray, framing: Framing) -> np.ndarray:
+    """To which frame each event of one recording belongs.
+
+    By count: n // T events to each frame, the last takes the rest as well; of fewer events than frames each has its
+    own. By time: stretches of equal length from the first to the last stamp.
+    """
+    steps = framing.steps
+    if framing.by == "count":
+        each = max(1, len(t) // steps)
+        return np.minimum(np.arange(len(t)) // each, steps - 1)
+    since = t - t.min(initial=np.iinfo(np.int64).max)
+    return since * steps // (int(since.max(initial=0)) + 1)
+
+
+def frames_of(events: Events, side: int, size: int, framing: Framing) -> np.ndarray:
+    """Folded frames of one recording from a ``side`` x ``side`` sensor; ``size`` pixels wide by adding counts up."""
+    cell = _cells(events, side, size, frame_numbers(events.t, framing))
+    return _counts(cell, (framing.steps * 2, size, size))
+
+
+def frames_of_all(events: Events, offsets: np.ndarray, side: int, size: int, framing: Framing) -> np.ndarray:
+    """The same for recordings that lie one after the other: number k is ``offsets[k]:offsets[k + 1]``."""
+    steps = framing.steps
+    out = np.empty((len(offsets) - 1, steps * 2, size, size), np.uint8)
+    batch = max(1, ROOM // out[0].size)
+    for first in range(0, len(out), batch):
+        edges = offsets[first : first + batch + 1]
+        part = slice(edges[0], edges[-1])
+        some = Events(*(array[part].astype(np.int64) for array in (events.x, events.y, events.p, events.t)))
+        bounds = zip(edges - edges[0], edges[1:] - edges[0], strict=False)
+        numbers = [frame_numbers(some.t[a:b], framing) + k * steps for k, (a, b) in enumerate(bounds)]
+        cell = _cells(some, side, size, np.concatenate(numbers))
+        out[first : first + batch] = _counts(cell, (len(edges) - 1, steps * 2, size, size))
+    return out
+
+
+def check_size(what: str, size: int, side: int) -> int:
+    """Frames are made smaller only: there is nothing between two pixels of a sensor."""
+    if size > side:
+        raise BadInput(f"image_size={size}: {what} has a sensor of {side}x{side}; give at most that, or 0")
+    return size
+
+
+def scale(x_train: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation for ``Dataset``: none taken off, so that no event stays zero, and one factor for all channels
+    (an SNN reads all frames with one stem) that brings the training frames' mean square to 1."""
+    total = sum(int(torch.bincount(part.reshape(-1), minlength=256).dot(SQUARES)) for part in x_train.split(256))
+    root = (total / x_train.numel()) ** 0.5 or 1.0
+    channels = x_train.shape[1]
+    return (0.0,) * channels, (root / 255,) * channels
+
+
+def left_out(name: str, items: list[str]) -> tuple[str, ...]:
+    if not items:
+        return ()
+    more = f" and {len(items) - MANY} more" if len(items) > MANY else ""
+    return (f"{name}: damaged and left out: {', '.join(items[:MANY])}{more}",)
+
+
+def _cells(events: Events, side: int, size: int, frame: np.ndarray) -> np.ndarray:
+    """Each event's place among all counts."""
+    row, column = events.y * size // side, events.x * size // side
+    return ((frame * 2 + events.p) * size + row) * size + column
+
+
+def _counts(cell: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    counts = np.bincount(cell, minlength=int(np.prod(shape)))
+    return np.minimum(counts, MOST).astype(np.uint8).reshape(shape)

@@ -1,0 +1,1 @@
+"""The data sets a run can name, one file for each."""

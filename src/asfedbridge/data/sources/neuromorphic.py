@@ -1,0 +1,135 @@
+"""Sets of event recordings as published, a file for each.
+
+N-MNIST: Orchard et al., Frontiers in Neuroscience 2015. CIFAR10-DVS: Li et al., Frontiers in Neuroscience 2017.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.data.dataset import Dataset, assemble
+from asfedbridge.data.decode_cache import decoded, stamp
+from asfedbridge.data.event_formats import DVS128_SIDE, NMNIST_SIDE, Events, read_cifar10_dvs, read_nmnist
+from asfedbridge.data.event_frames import Framing, check_size, frames_of, left_out, scale
+from asfedbridge.data.npz import class_names
+
+FORMAT = 1  # counted up whenever the same recording gives other frames than before: old stores are then left alone
+HELD_OUT = 0.1  # of CIFAR10-DVS, which has no official test set
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A published set: one file for each recording, in a folder for each class."""
+
+    classes: tuple[str, ...]
+    halves: tuple[str, ...]  # folders of training and test recordings; none: they are told apart by their names
+    suffix: str
+    read: Callable[[Path], Events]
+    side: int  # pixels of the sensor
+    size: int  # pixels of a frame, unless the user says otherwise
+    augment: str
+    official: int  # recordings in all
+    origin: str
+
+
+COLLECTIONS = {
+    "nmnist": Collection(
+        classes=tuple("0123456789"),
+        halves=("Train", "Test"),
+        suffix=".bin",
+        read=read_nmnist,
+        side=NMNIST_SIDE,
+        size=NMNIST_SIDE,
+        augment="crop",  # a flipped digit is no digit
+        official=70_000,
+        origin="Train.zip and Test.zip of https://www.garrickorchard.com/datasets/n-mnist",
+    ),
+    "cifar10-dvs": Collection(
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        halves=(),
+        suffix=".aedat",
+        read=read_cifar10_dvs,
+        side=DVS128_SIDE,
+        size=48,
+        augment="crop+flip",
+        official=10_000,
+        origin="the ten archives of https://doi.org/10.6084/m9.figshare.4724671",
+    ),
+}
+
+
+def held_out(recording: str) -> bool:
+    """Whether a recording without an official place is for testing: its name alone decides, for ever."""
+    digest = hashlib.sha256(Path(recording).stem.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < HELD_OUT * 2**64
+
+
+def remedy(name: str, root: Path) -> str:
+    known = COLLECTIONS[name]
+    folder = root.joinpath(name, *known.halves[:1], known.classes[0])
+    return f"download {known.origin} and unpack them into {root / name}, so that there is {folder}/*{known.suffix}"
+
+
+def find(name: str, root: Path) -> tuple[list[str], list[str]]:
+    """Training and test recordings, as paths below the set's folder, class after class."""
+    known, folder = COLLECTIONS[name], root / name
+    halves: dict[str, list[str]] = {half: [] for half in known.halves or ("",)}
+    for half, found in halves.items():
+        for label in known.classes:
+            here = folder / half / label
+            names = sorted(p.name for p in here.glob(f"*{known.suffix}") if not p.name.startswith("."))
+            if not names:
+                raise BadInput(f"{here}: no {known.suffix} recording in it: {remedy(name, root)}")
+            found += [str(Path(half, label, file)) for file in names]
+    if known.halves:
+        train, test = halves.values()
+        return train, test
+    return [item for item in halves[""] if not held_out(item)], [item for item in halves[""] if held_out(item)]
+
+
+def decode(item: str, name: str, root: str, size: int, framing: Framing) -> np.ndarray:
+    known = COLLECTIONS[name]
+    return frames_of(known.read(Path(root, name, item)), known.side, size, framing)
+
+
+def load_collection(name: str, root: Path, image_size: int, framing: Framing, skip_damaged: bool) -> Dataset:
+    """Frames of a published set, from the store of decoded ones in ``root``."""
+    known = COLLECTIONS[name]
+    size = check_size(name, image_size or known.size, known.side)
+    halves = find(name, root)
+    items = [item for half in halves for item in half]
+    store = decoded(
+        root / "decoded" / name,
+        items,
+        partial(decode, name=name, root=str(root), size=size, framing=framing),
+        (2 * framing.steps, size, size),
+        np.uint8,
+        {
+            "source": stamp([root / name / item for item in items]),
+            "format": FORMAT,
+            "frames": framing.steps,
+            "by": framing.by,
+            "size": size,
+            "split": "official" if known.halves else f"sha256 of the name below {HELD_OUT}",
+        },
+        skip_damaged,
+    )
+    label = {text: number for number, text in enumerate(known.classes)}
+    y = torch.tensor([label[Path(item).parent.name] for item in items])
+    first = len(halves[0])
+    # Whole halves are slices, views of the mapped file; only where something is left out is there a copy.
+    parts = (
+        (store.kept[store.kept < first], store.kept[store.kept >= first])
+        if store.damaged
+        else (slice(first), slice(first, None))
+    )
+    train, test = ((torch.from_numpy(store.rows[part]), y[part]) for part in parts)
+    classes = class_names(root / name, np.array(known.classes), train[1], test[1])
+    data = assemble(name, train, test, classes, known.augment, 0, scale(train[0]))
+    return replace(data, frames=framing.steps, notes=left_out(name, [items[n] for n in store.damaged]))

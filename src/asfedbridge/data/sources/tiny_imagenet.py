@@ -1,0 +1,147 @@
+"""Tiny-ImageNet as it is published: 200 classes, 500 training and 50 validation images of 64x64 pixels each.
+
+The official validation set is the test set: labels of the official test images are not public. Images are decoded
+once, into a memory-mapped store; they are normalised with ImageNet's usual constants.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.data.archive import Archive
+from asfedbridge.data.dataset import Dataset, assemble
+from asfedbridge.data.decode_cache import decoded, refusal, stamp
+from asfedbridge.data.image_folder import read_image
+from asfedbridge.data.memory_map import Mapped
+from asfedbridge.data.random_crop import RESIZED
+
+NAME, FOLDER = "tiny-imagenet", "tiny-imagenet-200"
+ARCHIVE = Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
+SIDE = 64
+SIZE = 224  # of the protocol: what image_size=0 gives
+EACH = {"train": 500, "val": 50}  # images of a class
+STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of ImageNet
+SUFFIXES = {".jpeg", ".jpg"}
+AT_MOST = 3  # of the things that are missing are named, the others counted
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All images of one half, by their paths below the folder, with their labels."""
+
+    files: list[str]
+    labels: list[int]
+
+
+def load_tiny(root: Path, image_size: int = 0, augment: str = "auto", skip_damaged: bool = False) -> Dataset:
+    """With no size given, and beyond 64 pixels: resized crops, to 224 or the size given. Else CIFAR's kind of crops.
+
+    ``skip_damaged`` goes on without images that are damaged or missing.
+    """
+    if augment == "auto":
+        augment = RESIZED if image_size == 0 or image_size > SIDE else "crop+flip"
+    folder = root / FOLDER
+    classes = read_classes(folder)
+    train, test = list_images(folder, list(classes), skip_damaged)
+    items = train.files + test.files
+    store = decoded(
+        root / "decoded" / NAME,
+        items,
+        partial(decode, str(folder)),
+        (SIDE, SIDE, 3),
+        np.uint8,
+        {"source": NAME, "files": stamp([folder / item for item in items])},
+        skip_damaged,
+    )
+    assert isinstance(store.rows, np.memmap)
+    images, labels = Mapped(store.rows), torch.tensor(train.labels + test.labels)
+    kept, cut = torch.from_numpy(store.kept), len(train.files)
+    training, testing = ((images[rows], labels[rows]) for rows in (kept[kept < cut], kept[kept >= cut]))
+    stored = 0 if augment == RESIZED else image_size
+    data = assemble(NAME, training, testing, tuple(classes.values()), augment, stored, STATISTICS)
+    return replace(data, scaled_to=image_size or SIZE) if augment == RESIZED else data
+
+
+def read_classes(folder: Path) -> dict[str, str]:
+    """The classes of wnids.txt, sorted, each with its first word of words.txt."""
+    ids = sorted({line.strip() for line in read_lines(folder / "wnids.txt")} - {""})
+    if len(ids) < 2:
+        raise BadInput(f"{folder / 'wnids.txt'} names {len(ids)} classes: {remedy(folder)}")
+    words = dict(line.partition("\t")[::2] for line in read_lines(folder / "words.txt"))
+    names = {wnid: words.get(wnid, wnid).partition(",")[0].strip() or wnid for wnid in ids}
+    first = list(names.values())
+    return {wnid: word if first.count(word) == 1 else f"{word} ({wnid})" for wnid, word in names.items()}
+
+
+def list_images(folder: Path, classes: Sequence[str], skip_missing: bool) -> tuple[Listing, Listing]:
+    """Both halves, class after class; BadInput, naming in one line what is missing, unless that may be skipped."""
+    number = {wnid: label for label, wnid in enumerate(classes)}
+    train: list[list[str]] = [
+        [f"train/{wnid}/images/{name}" for name in list_names(folder / "train" / wnid / "images")] for wnid in classes
+    ]
+    val: list[list[str]] = [[] for _ in classes]
+    missing = []
+    present = set(list_names(folder / "val" / "images"))
+    for line in read_lines(folder / "val" / "val_annotations.txt"):
+        name, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if wnid in number and name in present:
+            val[number[wnid]].append(f"val/images/{name}")
+        elif wnid in number:
+            missing.append(f"val/images/{name}")
+        present.discard(name)
+    missing += [f"the annotation of val/images/{name}" for name in sorted(present, key=natural)]
+    for half, groups in (("train", train), ("val", val)):
+        for wnid, files in zip(classes, groups, strict=True):
+            if not files:
+                raise BadInput(f"{folder}: class {wnid} has no {half} image: {remedy(folder)}")
+            if len(files) < EACH[half]:
+                missing.append(f"{EACH[half] - len(files)} of {EACH[half]} {half} images of {wnid}")
+    if missing and not skip_missing:
+        more = f" and {len(missing) - AT_MOST} more" if len(missing) > AT_MOST else ""
+        raise refusal(f"{folder} lacks {', '.join(missing[:AT_MOST])}{more}: {remedy(folder)}")
+    train_files, val_files = (
+        Listing([f for group in groups for f in group], [n for n, group in enumerate(groups) for _ in group])
+        for groups in (train, val)
+    )
+    return train_files, val_files
+
+
+def decode(folder: str, item: str) -> np.ndarray:
+    """[64, 64, 3]; grey images get three equal channels."""
+    file = Path(folder) / item
+    x = read_image(file, "RGB", 0)
+    if x.shape[2:] != (SIDE, SIDE):
+        raise BadInput(f"{file}: {x.shape[2]}x{x.shape[3]} pixels, expected {SIDE}x{SIDE}: replace or remove it")
+    return x[0].movedim(0, -1).contiguous().numpy()
+
+
+def list_names(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted((p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES), key=natural)
+
+
+def natural(name: str) -> tuple[int, str]:
+    """val_9 before val_10."""
+    return len(name), name
+
+
+def read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}): {remedy(path)}") from error
+
+
+def remedy(path: Path) -> str:
+    root = next(parent for parent in [path, *path.parents] if parent.name == FOLDER).parent
+    return (
+        f"run `asfedbridge data fetch {NAME}`, or download {ARCHIVE.url} elsewhere, put it at {root / ARCHIVE.archive} "
+        f"and run that"
+    )

@@ -1,1 +1,0 @@
-"""Specifications, recipes and the run folder."""

@@ -1,0 +1,202 @@
+"""Plays the cells of an experiment: each a run of its own in a process of its own, several at once, resumable.
+
+A cell's folder is named by its method and the digest of its specification, so that whatever was played stays valid:
+the same cell of another experiment, or of the same command started again, is not played twice.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.protocol import ClientInfo, Point
+from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.paper.experiments import Cell
+from asfedbridge.runs.analyze import analyse, file_name, read_analysis
+from asfedbridge.runs.costs import read_costs, run_costs
+from asfedbridge.runs.diagnostics import read_course
+from asfedbridge.runs.folder import read_rounds, read_summary
+from asfedbridge.runs.records import Record
+from asfedbridge.runs.run import Setting, execute
+from asfedbridge.runs.spec import Spec
+
+CELLS = "cells"
+INTERRUPTED = 130
+PATIENCE = 30.0  # seconds a run has to write its checkpoint when it is interrupted
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one cell: a specification with its seed."""
+
+    spec: Spec
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    @property
+    def label(self) -> str:
+        return f"{self.folder.name} (seed {self.spec.seed})"
+
+    def summary(self) -> dict[str, Any] | None:
+        return read_summary(self.folder)
+
+
+def job_of(cell: Cell, seed: int, out: Path) -> Job:
+    spec = replace(cell.spec, seed=seed)
+    return Job(spec, out / CELLS / f"{spec.method.name}-{spec.digest()[:12]}")
+
+
+def plan(cells: Iterable[Cell], seeds: Sequence[int], out: Path) -> list[Job]:
+    """Every distinct run, all cells of the first seed before any of the second: a table is useful early."""
+    jobs = {job.folder: job for seed in seeds for cell in cells for job in [job_of(cell, seed, out)]}
+    return list(jobs.values())
+
+
+def choose_width(jobs: Sequence[Job], cuda: bool) -> int:
+    """How many runs at once: one on a GPU or where a run takes all cores, else as many as cores."""
+    threads = max((job.spec.threads for job in jobs), default=0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if cuda or threads == 0 else max(1, cores // threads)
+
+
+def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path, str]:
+    """Play what is not finished; why a run failed, by its folder. A failure does not stop the others."""
+    waiting = deque(job for job in jobs if job.summary() is None)
+    done = len(jobs) - len(waiting)
+    if done:
+        tell(f"{done} of {len(jobs)} runs are there already")
+    context = worker_context(__name__)
+    running: dict[int, tuple[Job, Any, float]] = {}  # by sentinel
+    failures: dict[Path, str] = {}
+    begin, finished = time.monotonic(), 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.popleft()
+                job.folder.parent.mkdir(parents=True, exist_ok=True)
+                process = context.Process(target=_play_one, args=(job, root))
+                with deaf_to_ctrl_c():
+                    process.start()
+                running[process.sentinel] = (job, process, time.monotonic())
+            for sentinel in wait(list(running)):
+                job, process, since = running.pop(sentinel)  # type: ignore[arg-type]
+                process.join()
+                finished += 1
+                outcome = _outcome(job, process.exitcode, failures)
+                minutes = (time.monotonic() - since) / 60
+                left = (time.monotonic() - begin) / finished * (len(waiting) + len(running)) / 60
+                place = f"[{done + finished}/{len(jobs)}] {job.label}"
+                tell(f"{place}: {outcome}, {minutes:.1f} min; about {left:.0f} min left")
+    finally:
+        _stop([process for _, process, _ in running.values()])
+    return failures
+
+
+def _outcome(job: Job, code: int, failures: dict[Path, str]) -> str:
+    summary = job.summary()
+    if summary is not None:
+        return f"accuracy {summary['accuracy']['all']:.2f}"
+    failures[job.folder] = _last_line(job.log) or f"died (exit code {code})"
+    return f"FAILED: {failures[job.folder]}"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _stop(processes: Sequence[Any]) -> None:
+    """Interrupt them, let them write what they have, and see that they are gone."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(PATIENCE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+class _Silent:
+    """An observer that does not look: what a run has to say is in its folder."""
+
+    def waits(self, what: str) -> None: ...
+    def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None: ...
+    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
+    def round_ends(self, records: Sequence[Record]) -> None: ...
+    def happens(self, event: Record) -> None: ...
+
+
+def _play_one(job: Job, root: Path) -> None:
+    """In a process of its own, whose words go to the log; the last of them is the reason if it fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop them is the parent's part
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(INTERRUPTED))
+    end_with_parent()
+    with job.log.open("wb") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    try:
+        execute(job.spec, job.folder, root, _Silent(), resume=True)
+    except (BadInput, Diverged) as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+def state_of(job: Job) -> str:
+    """For a list of cells: finished, begun or to do."""
+    if job.summary() is not None:
+        return "finished"
+    records = read_rounds(job.folder)
+    return f"round {records[-1]['round'] + 1} of {job.spec.rounds}" if records else "to do"
+
+
+def read_courses(jobs: Sequence[Job]) -> dict[Path, Mapping[str, Any]]:
+    """The diagnosed rounds of every finished run, by folder, in the layout of ``analysis.json``."""
+    return {job.folder: {"by_round": read_course(job.folder)} for job in jobs if job.summary() is not None}
+
+
+def measure(jobs: Sequence[Job], root: Path, tell: Tell, point: Point | None = None) -> dict[Path, Mapping[str, Any]]:
+    """The analysis at ``point`` of every finished run, by folder: made once for all of them together.
+
+    Methods are comparable in MMD only with one bandwidth, so runs are measured anew when their company has changed.
+    """
+    names = {job.folder: file_name(job.spec, point) for job in jobs if job.summary() is not None}
+    folders = list(names)
+    known: dict[Path, Mapping[str, Any]] = {
+        folder: found for folder, name in names.items() if (found := read_analysis(folder, name)) is not None
+    }
+    companies: dict[str, list[Mapping[str, Any]]] = {}
+    for run in known.values():
+        companies.setdefault(run["data_fingerprint"], []).append(run)
+    settled = all(
+        len({run["mmd"]["bandwidth"] for run in runs}) == 1 and runs[0]["mmd"]["bandwidth_runs"] == len(runs)
+        for runs in companies.values()
+    )
+    if len(known) < len(folders) or not settled:
+        known = dict(zip(folders, analyse(folders, root, tell, point)["runs"], strict=True))
+    return known
+
+
+def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any] | str]:
+    """What every finished run costs, by folder; of a run that cannot be measured, the reason."""
+    found: dict[Path, Mapping[str, Any] | str] = {}
+    for job in jobs:
+        if job.summary() is None:
+            continue
+        if read_costs(job.folder) is None:
+            tell(f"{job.label}: counting operations")
+        try:
+            found[job.folder] = run_costs(job.folder, root)
+        except BadInput as error:
+            found[job.folder] = str(error)
+    return found

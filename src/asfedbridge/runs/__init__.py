@@ -1,0 +1,1 @@
+"""One run: specification, recipes, fleet, the run itself and its folder."""

@@ -1,0 +1,211 @@
+"""Analyses of finished runs: every client rebuilt from its checkpoint, all compared on one probe set.
+
+The last checkpoint holds every client after its last local training (``trained``) and the server's last state, from
+which each client can receive the last aggregate (``received``): both points can be analysed for every method. The
+default is the point whose accuracy the summary reports. Snapshots show clients at ``trained``, before aggregation.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from asfedbridge.analysis.cka import linear_cka
+from asfedbridge.analysis.mmd import FOURIER, SEED, median_bandwidth, mmd_squared
+from asfedbridge.analysis.pairs import block_means, choose_clients, correlate
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import ClientInfo, Point
+from asfedbridge.engines import checkpoint, files
+from asfedbridge.engines.process import prepare_process
+from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
+from asfedbridge.runs.rebuild import Portrait, Table, Tell, portray
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.records import accuracies_after
+from asfedbridge.runs.run import prepare
+from asfedbridge.runs.spec import Spec
+
+FORMAT = 2  # 1 had a probe set that was not balanced
+FILE = "analysis.json"
+MEASURES = ("cka", "mmd", "gradients")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run, measured, but for what depends on other runs."""
+
+    folder: Path
+    spec: Spec
+    summary: Table
+    clients: list[ClientInfo]
+    images: int
+    fingerprint: str
+    final: Portrait
+    snapshots: list[Portrait]
+    point: Point
+
+    @property
+    def kernel(self) -> tuple[str, int]:
+        """Runs that share a bandwidth: same data, features of one width."""
+        return self.fingerprint, self.spec.feature_dim
+
+
+def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point | None = None) -> Table:
+    """Measure each run and write its analysis file; return all of them and the correlations over them.
+
+    ``point``: where the final clients stand; None: where their method is judged.
+    """
+    opened = [(folder, *open_run(folder)) for folder in folders]  # all of them, before the first one takes its time
+    studies = [study(folder, spec, summary, data_root, tell, point) for folder, spec, summary in opened]
+    results = []
+    for one in studies:
+        together = sorted((s for s in studies if s.kernel == one.kernel), key=lambda s: s.spec.digest())
+        bandwidth = median_bandwidth([x for s in together for x in s.final.features])
+        result = _describe(one, bandwidth, len(together))
+        file = one.folder / file_name(one.spec, point)
+        try:
+            files.write_atomic(file, json.dumps(result, indent=1, allow_nan=False).encode())
+        except OSError as error:
+            raise BadInput(f"{file}: cannot write ({error.strerror}); free or change the disk") from None
+        results.append({"folder": str(one.folder), **result})
+    return {"runs": results, "correlation": correlations(results)}
+
+
+def file_name(spec: Spec, point: Point | None) -> str:
+    """``analysis.json`` at the method's own point, which reports show; the other point has a file of its own."""
+    return FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
+
+
+def read_analysis(folder: Path, name: str = FILE) -> Table | None:
+    """What ``analyse`` wrote into this folder, if it did and it is whole."""
+    try:
+        found = json.loads((folder / name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+
+def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell, point: Point | None = None) -> Study:
+    point = point or spec.method.reports
+    prepare_process(spec.threads)
+    setting = prepare(spec, data_root)
+    identity = setting.identity(spec)
+    last = read_last(folder, spec, identity)
+    chosen = choose_clients(setting.clients)
+    states = folder / CHECKPOINT / checkpoint.CLIENTS
+    final = portray(spec, setting, chosen, last, states, point, tell, f"{folder}")
+    snapshots = []
+    for kept in checkpoint.list_folders(folder / SNAPSHOTS):
+        then = checkpoint.read(kept, identity)
+        snapshots.append(portray(spec, setting, chosen, then, kept / checkpoint.CLIENTS, "trained", tell, f"{kept}"))
+    return Study(folder, spec, summary, chosen, setting.probe.test_size, setting.fingerprint, final, snapshots, point)
+
+
+def correlations(results: Sequence[Table]) -> list[Table]:
+    """For each data set: Pearson's r between a block's mean and the accuracy of all clients, over the runs on it."""
+    tables = []
+    for fingerprint in dict.fromkeys(r["data_fingerprint"] for r in results):
+        runs = [r for r in results if r["data_fingerprint"] == fingerprint]
+        table: Table = {"data": runs[0]["data"], "data_fingerprint": fingerprint}
+        for measure in MEASURES:
+            blocks = dict.fromkeys(name for r in runs for name in r[measure]["blocks"])
+            table[measure] = {
+                name: dataclasses.asdict(
+                    correlate(
+                        [r[measure]["blocks"].get(name, {}).get("mean") for r in runs], [r["reported"] for r in runs]
+                    )
+                )
+                for name in blocks
+            }
+        tables.append(table)
+    return tables
+
+
+def open_run(folder: Path) -> tuple[Spec, Table]:
+    """Specification and summary of a finished run whose clients are in its folder."""
+    spec = read_spec(folder, quickstart())
+    if spec is None:
+        raise BadInput(f"{folder}: is no run folder (no spec.toml); give one that asfedbridge run has written")
+    summary = read_summary(folder)
+    if summary is None:
+        raise BadInput(f"{folder}: the run has not ended; finish it with asfedbridge run --resume --out {folder}")
+    if summary.get("engine") == "flower":
+        raise BadInput(
+            f"{folder}: a run of engine flower, whose clients are on their nodes; "
+            f"give a run of engine local or pool (the same specification gives the same bits)"
+        )
+    return spec, summary
+
+
+def read_last(folder: Path, spec: Spec, identity: Mapping[str, str]) -> checkpoint.Checkpoint:
+    """The checkpoint after the last round."""
+    found = checkpoint.list_folders(folder / CHECKPOINT)
+    last = checkpoint.read(found[-1], identity) if found else None
+    if last is None or last.next_round != spec.rounds:
+        raise BadInput(f"{folder / CHECKPOINT}: the run's last checkpoint is not here, which is needed; run again")
+    return last
+
+
+def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
+    """What ``docs/analysis.md`` documents, key by key."""
+    spec, summary = one.spec, one.summary
+    records = read_rounds(one.folder)
+    key = f"{one.point}.accuracy"
+    reported = {r["client"]: r[key] for r in records if key in r}  # the newest of each client
+    kinds = [c.kind for c in one.clients]
+    clients = [
+        {
+            "id": c.id,
+            "kind": c.kind,
+            "model": c.model,
+            "width": c.width,
+            "T": c.T,
+            "accuracy": a,
+            "reported": reported.get(c.id),
+        }
+        for c, a in zip(one.clients, one.final.accuracy, strict=True)
+    ]
+    by_round = []
+    for then in one.snapshots:
+        accuracy = accuracies_after(records, then.next_round)
+        about: Table = {"round": then.next_round, "point": "trained", "accuracy": accuracy}
+        by_round.append(about | _measures(then, kinds, bandwidth, pooled))
+    return {
+        "format": FORMAT,
+        "method": spec.method.name,
+        "data": spec.data,
+        "seed": spec.seed,
+        "rounds": spec.rounds,
+        "specification": spec.digest(),
+        "data_fingerprint": one.fingerprint,
+        "point": one.point,
+        "probe_images": one.images,
+        "reported": summary["accuracy"]["all"],
+        "reproduced": all(c["accuracy"] == c["reported"] for c in clients if c["reported"] is not None),
+        "clients": clients,
+        **_measures(one.final, kinds, bandwidth, pooled),
+        "by_round": by_round,
+    }
+
+
+def _measures(portrait: Portrait, kinds: Sequence[str], bandwidth: float, pooled: int) -> Table:
+    kernel = {"bandwidth": bandwidth, "bandwidth_runs": pooled, "fourier_features": FOURIER, "seed": SEED}
+    compared = portrait.gradients
+    return {
+        "cka": _matrix(linear_cka(portrait.features), kinds),
+        "mmd": _matrix(mmd_squared(portrait.features, bandwidth), kinds) | kernel,
+        "gradients": _matrix(compared.cosine_NN, kinds)
+        | {"scalars": compared.scalars_NN.tolist(), "tensors": compared.shared, "not_shared": compared.partial},
+        "rates": portrait.rates,
+    }
+
+
+def _matrix(values_NN: Tensor, kinds: Sequence[str]) -> Table:
+    rows = [[v if math.isfinite(v) else None for v in row] for row in values_NN.tolist()]
+    return {
+        "matrix": rows,
+        "blocks": {name: dataclasses.asdict(b) for name, b in block_means(values_NN, kinds).items()},
+    }

@@ -1,0 +1,190 @@
+"""What a specification or a finished run costs, as one plain table of tables: docs/costs.md explains every key."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asfedbridge.analysis import costs, round_costs
+from asfedbridge.analysis.costs import Operations
+from asfedbridge.analysis.firing import Firing, firing_rates
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task, first_of_each
+from asfedbridge.engines import checkpoint, files
+from asfedbridge.engines.process import prepare_process
+from asfedbridge.engines.turn import EVALUATION_BATCH
+from asfedbridge.models.zoo import check_backbone, outline_backbone
+from asfedbridge.runs.analyze import open_run, read_last
+from asfedbridge.runs.fleet import parse_fleet
+from asfedbridge.runs.folder import CHECKPOINT
+from asfedbridge.runs.rebuild import rebuild
+from asfedbridge.runs.recipes import paper
+from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.spec import Spec
+
+FORMAT = 1
+FILE = "measured-costs.json"
+Table = dict[str, Any]
+
+
+class Spikes(NamedTuple):
+    """What was measured on the clients of one shape."""
+
+    operations: Operations
+    rates: dict[str, list[float]]  # mean over clients, by layer and time step
+
+
+def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[ClientInfo]]:
+    """The task and clients of a specification for images of a given shape: no data are read."""
+    names = ("epochs", "batch_size", "feature_dim", "projector", "quantiser", "compress")
+    shared = {name: getattr(spec, name) for name in names}
+    task = Task(classes, channels, spec.image_size or 32, **shared)
+    clients = parse_fleet(spec.fleet, spec.T)
+    for client in clients:
+        check_backbone(task, client)
+    return task, clients
+
+
+def paper_costs() -> Table:
+    """The paper's setting: CIFAR-100, five ANN and five SNN clients of full width."""
+    spec = paper()
+    return cost_table(spec, *shape_task(spec, classes=100, channels=3))
+
+
+def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:
+    """Spikes in the SNN clients of a finished run, on their test images, at the point the method is judged at."""
+    spec, _ = open_run(path)
+    prepare_process(spec.threads)
+    setting = prepare(spec, data_root)
+    last = read_last(path, spec, setting.identity(spec))
+    states = path / CHECKPOINT / checkpoint.CLIENTS
+    spiking = [c for c in setting.clients if c.kind == "snn" and c.test_size]
+    found: dict[ClientInfo, list[tuple[dict[str, Firing], int]]] = {}
+    for client in rebuild(spec, setting, spiking, last, states, spec.method.reports):
+        layers = firing_rates(client, client.shard.test_batches(EVALUATION_BATCH))
+        found.setdefault(client.info.shape, []).append((layers, client.info.test_size))
+    return spec, setting, {shape: _spikes(parts) for shape, parts in found.items()}
+
+
+def run_costs(folder: Path, data_root: Path) -> Table:
+    """What a finished run costs with the spikes of its own clients: ``forward`` of its fleet, and its method's part.
+
+    Spikes are counted once: the result stays in the run folder.
+    """
+    if (known := read_costs(folder)) is not None:
+        return known
+    spec, setting, spikes = measure_run(folder, data_root)
+    task, clients = setting.task, setting.clients
+    measured = {shape: s.operations for shape, s in spikes.items()}
+    bridge = costs.bridge_for(task, spec.method) if round_costs.uses_bridge(task, spec.method, clients) else None
+    forward = _millions(costs.configuration_cost(task, clients, bridge, measured), energy=False)
+    table = {"format": FORMAT, "forward": forward, **_method(task, spec.method, clients, measured)}
+    try:
+        files.write_atomic(folder / FILE, json.dumps(table, indent=1, allow_nan=False).encode())
+    except OSError as error:
+        raise BadInput(f"{folder / FILE}: cannot write ({error.strerror}); free or change the disk") from None
+    return table
+
+
+def read_costs(folder: Path) -> Table | None:
+    """What ``run_costs`` wrote into this folder, if it did and it is whole."""
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+
+def cost_table(
+    spec: Spec,
+    task: Task,
+    clients: Sequence[ClientInfo],
+    spikes: Mapping[ClientInfo, Spikes] | None = None,
+    energy: bool = False,
+) -> Table:
+    """Everything at once; millions, billions and MB as the paper has them."""
+    spikes = spikes or {}
+    measured = {shape: s.operations for shape, s in spikes.items()}
+    bridge = costs.bridge_for(task, spec.method)
+    configurations = costs.controls(clients[0].model, clients[0].width)
+    models = first_of_each([*clients, *(c for group, _ in configurations.values() for c in group)])
+    configurations["fleet"] = (list(clients), round_costs.uses_bridge(task, spec.method, clients))
+
+    def of(group: Sequence[ClientInfo], shared: bool) -> Table:
+        cost = costs.configuration_cost(task, group, bridge if shared else None, measured)
+        return {"bridge": shared, **_millions(cost, energy)}
+
+    return {
+        "setting": {
+            "fleet": spec.fleet,
+            "T": spec.T,
+            "method": spec.method.name,
+            "classes": task.classes,
+            "channels": task.channels,
+            "image_size": task.image_size,
+            "feature_dim": task.feature_dim,
+            "epochs": task.epochs,
+            "batch_size": task.batch_size,
+        },
+        "bridge": {"mflops": costs.network_flops(task, bridge) / 1e6, "parameters": _parameters(bridge)},
+        "models": [
+            {key: getattr(c, key) for key in ("model", "width", "kind", "T", "bits")}
+            | {"parameters": _parameters(outline_backbone(task, c))}
+            | _millions(costs.configuration_cost(task, [c], None, measured), energy)
+            | ({"rates": spikes[c.shape].rates} if c.shape in spikes else {})
+            for c in models
+        ],
+        "configurations": {name: of(group, shared) for name, (group, shared) in configurations.items()},
+        "methods": {m.name: _method(task, m, clients, measured if m == spec.method else {}) for m in _methods(spec)},
+    }
+
+
+def _method(
+    task: Task, method: Method, clients: Sequence[ClientInfo], measured: Mapping[ClientInfo, Operations]
+) -> Table:
+    """Spikes of a run say nothing of how often neurons would fire after another method."""
+    if why := round_costs.refusal(task, method, clients):
+        return {"refused": why}
+    training = round_costs.training_cost(task, method, clients, measured)
+    return {**round_costs.payload_cost(task, method, clients), "training": training}
+
+
+def _methods(spec: Spec) -> list[Method]:
+    """Every method: the specification's own with its fields, the others with theirs and a network of the same size."""
+    size = {key: getattr(spec.method, key) for key in ("bridge_width", "bridge_norm") if hasattr(spec.method, key)}
+    others = []
+    for name, cls in sorted(METHODS.items()):
+        known = {f.name for f in dataclasses.fields(cls)}
+        own = name == spec.method.name
+        others.append(spec.method if own else cls(**{key: v for key, v in size.items() if key in known}))
+    return others
+
+
+def _millions(cost: Operations, energy: bool) -> Table:
+    def m(value: float | None) -> float | None:
+        return None if value is None else value / 1e6
+
+    table: Table = {
+        "mflops": m(cost.flops),
+        "low_bit_mmacs": m(cost.low_bit_macs),
+        "mbitops": m(cost.bitops),
+        "msops": m(cost.sops),
+        "msops_by_rate": m(cost.sops_by_rate),
+        "spiking_mmacs": m(cost.spiking_macs),
+        "dense_mflops": m(cost.dense_flops),
+    }
+    return table | ({"energy_uj": m(cost.energy)} if energy else {})
+
+
+def _spikes(parts: Sequence[tuple[Mapping[str, Firing], int]]) -> Spikes:
+    layers, counts = [part for part, _ in parts], [count for _, count in parts]
+    rates = {}
+    for name in layers[0]:
+        columns = zip(*(part[name].rates() for part in layers), strict=True)
+        rates[name] = [sum(column) / len(column) for column in columns]
+    return Spikes(costs.measured_cost(layers, counts), rates)
+
+
+def _parameters(network: Any) -> int:
+    return sum(p.numel() for p in network.parameters())

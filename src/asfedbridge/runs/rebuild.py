@@ -1,0 +1,122 @@
+"""The clients of a run at one moment, rebuilt from a checkpoint or a snapshot and measured one by one.
+
+They are portrayed at a point: ``trained``, as the checkpoint holds them, or ``received``, after they took in the
+aggregate that the server had then.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from asfedbridge.analysis.features import read_features
+from asfedbridge.analysis.gradients import Cosines, cosines, probe_gradient
+from asfedbridge.analysis.rates import rate_histograms
+from asfedbridge.core import compression, payload
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import Client, ClientInfo, Point, Round
+from asfedbridge.engines import files
+from asfedbridge.engines.checkpoint import Checkpoint
+from asfedbridge.engines.host import ClientHost
+from asfedbridge.engines.loop import Downloads
+from asfedbridge.engines.turn import evaluate
+from asfedbridge.models.bridge import Bridge
+from asfedbridge.runs.run import Setting, pick_device
+from asfedbridge.runs.spec import Spec
+
+Tell = Callable[[str], None]
+Table = dict[str, Any]
+
+
+class Spool(Sequence[Payload]):
+    """Payloads as files, read when they are asked for: the gradients of a fleet weigh as much as its networks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._written: list[tuple[Path, str]] = []
+
+    def add(self, tensors: Payload) -> None:
+        path = self._folder / f"{len(self._written)}.safetensors"
+        self._written.append((path, files.write_tensors(path, tensors, flush=False)))
+
+    def __getitem__(self, place: Any) -> Any:
+        return files.read_tensors(*self._written[place])
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """The clients of a run at one moment."""
+
+    next_round: int
+    features: list[Tensor]
+    gradients: Cosines
+    accuracy: list[float]  # of each on its own test images
+    rates: list[Table]
+
+
+def portray(
+    spec: Spec,
+    setting: Setting,
+    clients: Sequence[ClientInfo],
+    found: Checkpoint,
+    states: Path,
+    point: Point,
+    tell: Tell,
+    what: str,
+) -> Portrait:
+    features, accuracy, rates = [], [], []
+    with tempfile.TemporaryDirectory(prefix="asfedbridge-") as place:
+        gradients = Spool(Path(place))
+        for client in rebuild(spec, setting, clients, found, states, point):
+            tell(f"{what}: {client.info.label}")
+            features.append(read_features(client, setting.probe))
+            gradients.add(probe_gradient(client, setting.probe))
+            accuracy.append(_accuracy(client))
+            if client.info.kind == "snn":
+                rates.append(_rates(client))
+        return Portrait(found.next_round, features, cosines(gradients), accuracy, rates)
+
+
+def rebuild(
+    spec: Spec,
+    setting: Setting,
+    clients: Sequence[ClientInfo],
+    found: Checkpoint,
+    states: Path,
+    point: Point,
+) -> Iterator[Client]:
+    """The clients of a checkpoint, one in memory at a time; nothing in the run folder changes."""
+    device = pick_device("auto" if spec.device == "cuda" else spec.device)  # a run from elsewhere may be looked at here
+    host = ClientHost(spec.method, setting.task, setting.clients, setting.shards, device, capacity=1, folder=states)
+    host.restore(found.states)
+    rnd = Round(found.next_round, spec.rounds)
+    for info in clients:
+        client = host.client(info.id)
+        if point == "received":
+            codec, declared = setting.task.compress, spec.method.downloads(setting.task, info)
+            sent = Downloads(spec.method, found.server, rnd, [info], codec)[info.id]
+            down = compression.decode(sent, declared, codec, f"download to {info.label}", spec.method.partial)
+            spec.method.client_receive(client, payload.clone(down), rnd)
+        yield client
+
+
+def _accuracy(client: Client) -> float:
+    return evaluate(client, lambda x: client.backbone(x).logits)["accuracy"]
+
+
+def _rates(client: Client) -> Table:
+    bridge = client.modules.get("bridge")
+    steps = client.info.T
+    return {
+        "client": client.info.id,
+        "T": steps,
+        "images": client.info.test_size,
+        "levels": [*(k / steps for k in range(steps + 1)), None],
+        **rate_histograms(client, bridge if isinstance(bridge, Bridge) else None),
+    }

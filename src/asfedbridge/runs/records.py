@@ -1,0 +1,115 @@
+"""Records: one per client and round, and the means that tables show."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from asfedbridge.core import payload
+from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
+from asfedbridge.engines.failures import Event
+
+Record = dict[str, Any]
+
+
+def make_records(
+    rnd: Round, clients: Sequence[ClientInfo], sent: Mapping[int, int], ups: Mapping[int, Upload]
+) -> list[Record]:
+    """What each participant did in a round, ``sent`` bytes before it; the closing visit is the round after the last."""
+    return [
+        {
+            "round": rnd.index,
+            "client": c.id,
+            "kind": c.kind,
+            "model": c.model,
+            "width": c.width,
+            "downlink_bytes": sent[c.id],
+            "uplink_bytes": payload.size_in_bytes(ups[c.id].payload),
+            **ups[c.id].metrics,
+        }
+        for c in clients
+    ]
+
+
+def event_records(rnd: Round, events: Iterable[Event]) -> list[Record]:
+    """What happened to clients behind a network; ``store.read_rounds`` passes over these."""
+    return [{"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason} for e in events]
+
+
+def group_means(records: Iterable[Record]) -> dict[str, dict[str, float]]:
+    """For each number of a round: its mean over the clients of each kind, and over all."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        for key, value in record.items():
+            if isinstance(value, int | float) and key not in ("round", "client", "width"):
+                for group in (record["kind"], "all"):
+                    values.setdefault(key, {}).setdefault(group, []).append(float(value))
+    return {key: {g: sum(v) / len(v) for g, v in groups.items()} for key, groups in values.items()}
+
+
+def accuracy_at(records: Sequence[Record], point: Point, name: str = "accuracy") -> dict[str, float]:
+    """Group means of the newest accuracy of every client at ``point``."""
+    newest = {r["client"]: r for r in records if f"{point}.{name}" in r}
+    return group_means(newest.values()).get(f"{point}.{name}", {})
+
+
+def accuracies_after(records: Sequence[Record], played: int) -> dict[Point, dict[str, float]]:
+    """Accuracies after so many rounds: of the clients that trained last, and of the aggregate they made.
+
+    An aggregate is received, and evaluated, in the round after the one that made it.
+    """
+    rounds: dict[Point, int] = {"trained": played - 1, "received": played}
+    return {
+        point: ordered(accuracy_at([r for r in records if r["round"] == index], point))
+        for point, index in rounds.items()
+    }
+
+
+def summarise(
+    method: Method, clients: Sequence[ClientInfo], records: Sequence[Record], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of summary.json. Accuracies are of the last round, at the point the method is judged at."""
+    point = method.reports
+    key = f"{point}.accuracy"
+    newest = {r["client"]: r for r in records if key in r}
+    by_round: dict[int, list[Record]] = {}
+    for r in records:
+        if key in r:
+            by_round.setdefault(r["round"], []).append(r)
+    # Partial rounds would flatter: the best round is sought among those that evaluated every client.
+    full = {i: group_means(rs)[key] for i, rs in by_round.items() if len(rs) == len(clients)}
+    best = max(full, key=lambda i: (full[i]["all"], -i)) if full else None
+    shared = method.fused_with
+    beside = {
+        "bridge": accuracy_at(records, "received", f"{shared}_accuracy") if shared else {},
+        "fused": accuracy_at(records, "received", "fused_accuracy"),
+        "nearest": accuracy_at(records, point, "nearest_accuracy"),
+    }
+    return {
+        **extra,
+        "point": point,
+        "accuracy": ordered(accuracy_at(records, point)),
+        "points": {p: ordered(means) for p in get_args(Point) if (means := accuracy_at(records, p))},
+        "best": None if best is None else {"round": best, **ordered(full[best])},
+        **{name: ordered(means) for name, means in beside.items() if means},
+        "clients": [
+            {
+                "id": c.id,
+                "kind": c.kind,
+                "model": c.model,
+                "width": c.width,
+                "T": c.T,
+                "bits": c.bits,
+                "accuracy": newest[c.id][key] if c.id in newest else None,  # never drawn
+                "train": c.train_size,
+                "test": c.test_size,
+            }
+            for c in clients
+        ],
+        "payload_mb": max((r["uplink_bytes"] for r in records), default=0) / payload.MB,
+        "uplink_bytes": sum(r["uplink_bytes"] for r in records),
+        "downlink_bytes": sum(r["downlink_bytes"] for r in records),
+    }
+
+
+def ordered(means: Mapping[str, float]) -> dict[str, float]:
+    """Kinds in alphabetical order, then all."""
+    return {group: means[group] for group in sorted(means, key=lambda g: (g == "all", g))}

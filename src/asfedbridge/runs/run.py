@@ -1,0 +1,264 @@
+"""One run from specification to summary: data, fleet, engine, rounds, records, checkpoints."""
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from asfedbridge.analysis.diagnostics import Reading
+from asfedbridge.core import seeds
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
+from asfedbridge.data.dataset import take_per_class
+from asfedbridge.data.event_frames import Framing
+from asfedbridge.data.loader import Shard, make_shards
+from asfedbridge.data.partition import hold_out, pool, probe, split
+from asfedbridge.data.sources.registry import load
+from asfedbridge.engines import checkpoint
+from asfedbridge.engines.failures import Event, Tolerance
+from asfedbridge.engines.host import Progress
+from asfedbridge.engines.local import LocalEngine
+from asfedbridge.engines.loop import Engine, count_at_work, federate
+from asfedbridge.engines.pool import PoolEngine
+from asfedbridge.engines.process import prepare_process
+from asfedbridge.models.neuron import stem_channels
+from asfedbridge.models.zoo import check_backbone, compile_kernels
+from asfedbridge.runs.diagnostics import Diagnose, Diagnostics
+from asfedbridge.runs.fleet import one_of_each, parse_fleet
+from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
+from asfedbridge.runs.privacy import as_private, load_library, summarise_privacy
+from asfedbridge.runs.records import Record, make_records, summarise
+from asfedbridge.runs.spec import ON_NODES, Spec
+
+PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
+
+
+class Observer(Protocol):
+    """Whoever wants to watch a run."""
+
+    def waits(self, what: str) -> None: ...
+    def run_begins(self, spec: Spec, setting: "Setting", next_round: int) -> None: ...
+    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
+    def round_ends(self, records: Sequence[Record]) -> None: ...
+    def happens(self, event: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A specification brought to life: the task, who takes part, and their data."""
+
+    task: Task
+    clients: list[ClientInfo]
+    shards: list[Shard]  # empty where the data are elsewhere
+    fingerprint: str  # of the data
+    partition: str  # digest of the indices
+    probe: Shard  # test images that all clients can be compared on
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
+
+    def identity(self, spec: Spec) -> dict[str, str]:
+        """What a checkpoint belongs to."""
+        return {"specification": spec.digest(), "data": self.fingerprint, "partition": self.partition}
+
+
+def prepare(spec: Spec, data_root: Path) -> Setting:
+    """Load and split the data and check all that can be checked before training."""
+    if spec.data == ON_NODES:
+        raise BadInput("data=nodes: they are on the nodes of a network; begin with `asfedbridge flower init DIR`")
+    framing = Framing(spec.T, spec.frames_by)
+    dataset = load(spec.data, data_root, spec.image_size, spec.augment, spec.skip_damaged, framing)
+    dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
+    fleet = parse_fleet(spec.fleet, spec.T)
+    partition = split(
+        spec.partition,
+        dataset.y_train.numpy(),
+        dataset.y_test.numpy(),
+        len(fleet),
+        alpha=spec.alpha,
+        seed=seeds.seed(spec.seed, "partition"),
+    )
+    if spec.holdout:
+        partition = hold_out(partition, spec.holdout, seeds.seed(spec.seed, "holdout"))
+        dataset = dataclasses.replace(dataset, x_test=dataset.x_train, y_test=dataset.y_train)
+    if spec.method.pools_data:
+        fleet = one_of_each(fleet)
+        partition = pool(partition, len(fleet))
+    shards = make_shards(dataset, partition, spec.augment)
+    shared = probe(partition, dataset.y_test.numpy(), PROBE_IMAGES, seeds.seed(PROBE_SEED, "probe"))
+    (common,) = make_shards(dataset, shared, spec.augment)
+    task = make_task(spec, len(dataset.classes), dataset.channels, dataset.image_size, dataset.frames, fleet)
+    clients = [
+        dataclasses.replace(c, train_size=s.train_size, test_size=s.test_size)
+        for c, s in zip(fleet, shards, strict=True)
+    ]
+    for client in clients:
+        check_backbone(task, client)
+    spec.method.check(task, clients)
+    notes = (*dataset.notes, *spec.method.notes(task))
+    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest, common, notes)
+
+
+def make_task(
+    spec: Spec, classes: int, channels: int, image_size: int, frames: int, fleet: Sequence[ClientInfo]
+) -> Task:
+    """What all participants agree on, from the specification and the shape of the data."""
+    shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
+    own = {name: getattr(spec, name) for name in shared}
+    task = Task(classes=classes, channels=channels, image_size=image_size, frames=frames, **own)
+    return dataclasses.replace(task, stems_differ=len({stem_channels(task, c) for c in fleet}) > 1)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device=cuda: torch finds no CUDA device here; use device=cpu or device=auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def execute(
+    spec: Spec,
+    out: Path,
+    data_root: Path,
+    observer: Observer,
+    resume: bool = False,
+    engine: str = "local",
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
+
+    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same.
+    """
+    device = pick_device(spec.device)
+    prepare_process(spec.threads)
+    if as_private(spec.method):
+        load_library()  # to miss it now, not after training
+    setting = prepare(spec, data_root)
+    try:
+        folder = RunFolder(out, spec, resume)
+        finished = read_summary(folder.path)
+        if finished is not None:
+            return finished
+        if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
+            with _told(observer, "compiling spiking kernels (on first use only)"):
+                compile_kernels()  # here, once, and not in every worker
+        with closing(make_engine(engine, spec, setting, folder, device, observer.epoch_ends, workers)) as started:
+            return play(spec, setting, folder, observer, started, diagnose=started.diagnose)
+    except OSError as error:
+        raise BadInput(
+            f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
+        ) from error
+
+
+@contextmanager
+def _told(observer: Observer, what: str, after: float = 1.0) -> Iterator[None]:
+    """Let the observer know what takes so long, if it does."""
+    timer = threading.Timer(after, observer.waits, [what])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def make_engine(
+    name: str, spec: Spec, setting: Setting, folder: RunFolder, device: torch.device, progress: Progress, workers: int
+) -> LocalEngine | PoolEngine:
+    at_work = count_at_work(len(setting.clients), spec.participation)
+    states = folder.checkpoints / checkpoint.CLIENTS
+    common = (spec.method, setting.task, setting.clients, setting.shards, device, progress, at_work, states)
+    reader = Reading(setting.probe) if spec.diagnose_every else None
+    if name == "pool":
+        return PoolEngine(*common, workers=workers, threads=spec.threads, reader=reader)
+    return LocalEngine(*common, reader=reader)
+
+
+def play(
+    spec: Spec,
+    setting: Setting,
+    folder: RunFolder,
+    observer: Observer,
+    engine: Engine,
+    tolerance: Tolerance | None = None,
+    early: Sequence[Event] = (),
+    diagnose: Diagnose | None = None,
+) -> dict[str, Any]:
+    """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
+
+    ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
+    """
+    method, task = spec.method, setting.task
+    private = as_private(method)
+    identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
+    restored = checkpoint.load(folder.checkpoints, engine, identity)
+    start = restored.next_round if restored else 0
+    records = folder.begin(start, restored.records if restored else "")
+    first = Round(start, spec.rounds)
+    every = spec.diagnose_every
+    diagnostics = Diagnostics(folder, every, first, diagnose) if every and diagnose else None
+    begin = time.perf_counter() - (restored.seconds if restored else 0.0)
+    observer.run_begins(spec, setting, start)
+    for event in early:
+        assert tolerance
+        tolerance.tell(first, event)
+
+    def after_round(
+        rnd: Round,
+        participants: Sequence[ClientInfo],
+        sent: Mapping[int, int],
+        ups: Mapping[int, Upload],
+        state: Payload,
+    ) -> None:
+        if private and not rnd.closing:
+            folder.add_release([i for i, up in ups.items() if up.payload])
+        new = make_records(rnd, participants, sent, ups)
+        folder.add_round(new)
+        records.extend(new)
+        if diagnostics:
+            diagnostics.after_training(rnd, participants)
+        played = rnd.index + 1
+        kept = spec.snapshot_every > 0 and played % spec.snapshot_every == 0
+        if not rnd.closing and (kept or played % spec.checkpoint_every == 0 or played == rnd.total):
+            seconds = time.perf_counter() - begin
+            aside = folder.snapshots if kept else None
+            told = folder.records_sha256()
+            checkpoint.save(folder.checkpoints, played, state, engine, identity, seconds, aside, told)
+        observer.round_ends(new)
+
+    server = restored.server if restored else None
+    federate(method, task, engine, after_round, spec.participation, start, server, tolerance)
+    summary = summarise(
+        method,
+        engine.clients(),
+        records,
+        {
+            "method": method.name,
+            "data": spec.data,
+            "seed": spec.seed,
+            "rounds": spec.rounds,
+            **engine.describe(),
+            "partition": spec.partition if setting.shards else setting.partition,
+            "alpha": spec.alpha,
+            **({"holdout": spec.holdout} if spec.holdout else {}),
+            **({"notes": list(setting.notes)} if setting.notes else {}),
+            "bn_buffers": getattr(method, "bn_buffers", "local"),
+            **({"compress": spec.compress} if spec.compress != "none" else {}),
+            **({"privacy": summarise_privacy(private, read_releases(folder.path))} if private else {}),
+            "specification": identity["specification"],
+            "data_fingerprint": identity["data"],
+            "partition_digest": identity["partition"],
+            **({"events": dict(Counter(r["event"] for r in read_events(folder.path)))} if tolerance else {}),
+            "wall_seconds": time.perf_counter() - begin,
+        },
+    )
+    for entry, shard in zip(summary["clients"], setting.shards, strict=bool(setting.shards)):
+        entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
+    folder.write_summary(summary)
+    return summary

@@ -1,0 +1,266 @@
+"""The complete specification of a run: one frozen dataclass, read from and written to TOML, checked once."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.compression import Codec
+from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
+from asfedbridge.methods.averaging import Averaging
+from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
+
+ON_NODES = "nodes"  # in place of a data source: every node of a deployment has its own data
+Table = dict[str, Any]  # nested plain values, as TOML has them
+
+
+@dataclass(frozen=True)
+class Spec:
+    method: Method
+    data: str = "digits"
+    train_per_class: int = 0  # use only the first so many examples of each class; 0: all
+    test_per_class: int = 0
+    image_size: int = 0  # 0: as the source has it
+    frames_by: Literal["count", "time"] = "count"  # how T frames share the events of a recording
+    skip_damaged: bool = False  # go on without files that are damaged or missing, where the source is made of files
+    augment: Literal["auto", "none", "crop", "crop+flip", "resized-crop+flip"] = "auto"  # auto: the source's own
+    partition: Literal["dirichlet", "iid"] = "dirichlet"
+    alpha: float = 0.1  # of the Dirichlet partition: small is skewed
+    holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone
+    fleet: str = "5*resnet18:ann,5*resnet18:snn"
+    T: int = 4  # time steps of SNN clients, and frames of event data
+    rounds: int = 100
+    epochs: int = 5  # of the private backbone, per round
+    batch_size: int = 256
+    short_batch: ShortBatch = "merge"  # a last batch of less than half of batch_size joins the one before it
+    participation: float = 1.0  # share of clients drawn each round
+    evaluate_every: int = 1  # rounds; the last one always
+    diagnose_every: int = 0  # rounds whose trained clients are compared (CKA, MMD, gradients); 0: none
+    seed: int = 42
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
+    feature_dim: int = 256
+    projector: Literal["linear", "identity"] = "linear"
+    twin_rounds: int = 0  # number of first rounds in which SNN clients train as their ANN twins
+    snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
+    quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
+    compress: Codec = "none"  # how payloads are rounded for the wire, both ways
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
+    checkpoint_every: int = 1  # rounds
+    snapshot_every: int = 0  # rounds whose checkpoint is kept, to be analysed later; 0: none
+    neuron: Neuron = field(default_factory=Neuron)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+
+    def __post_init__(self) -> None:
+        for name, least, most in RANGES:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise BadInput(f"{name}={value} is out of range; use {least:g} to {most:g}")
+        for name, table in (("method", self.method), ("neuron", self.neuron), ("optimiser", self.optimiser)):
+            for entry in dataclasses.fields(table):
+                value = getattr(table, entry.name)
+                for number in value if isinstance(value, tuple) else (value,):
+                    if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+                        raise BadInput(f"{name}.{entry.name}={value} must be finite and not negative")
+        for name, value in (("threshold", self.neuron.threshold), ("sharpness", self.neuron.sharpness)):
+            if value == 0:
+                raise BadInput(f"neuron.{name}={value} must be above 0")
+        if self.neuron.decay > 1:
+            raise BadInput(f"neuron.decay={self.neuron.decay} must be at most 1")
+        if self.optimiser.momentum >= 1:
+            raise BadInput(f"optimiser.momentum={self.optimiser.momentum} must be below 1")
+        if self.twin_rounds >= self.rounds:
+            raise BadInput(
+                f"twin_rounds={self.twin_rounds} with rounds={self.rounds}: no round is left in which SNNs train "
+                f"as SNNs; use fewer than {self.rounds}"
+            )
+        if self.evaluate_every > 1 and self.participation < 1:
+            raise BadInput(
+                f"evaluate_every={self.evaluate_every} with participation={self.participation}: a client may never be "
+                f"drawn in a round that evaluates; set one of them to 1"
+            )
+        if self.compress != "none" and getattr(self.method, "bn_buffers", "local") == "averaged":
+            raise BadInput(
+                f"compress={self.compress} with method.bn_buffers=averaged: rounding could make a variance negative; "
+                f"set one of them back (none, local)"
+            )
+        parse_fleet(self.fleet, self.T)
+
+    def digest(self) -> str:
+        """Identity of the results: two specifications with one digest give the same bits."""
+        table = to_table(self)
+        del table["checkpoint_every"], table["snapshot_every"]
+        for name, default in LATER.items():
+            place, _, key = name.rpartition(".")
+            fields = table[place] if place else table
+            if fields.get(key) == default:
+                del fields[key]
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+# Fields that came after the first runs, with the values those runs were made with. A field with this value is left out
+# of the digest, so those runs keep their identity. The default of new runs may be another.
+LATER: Table = {
+    "quantiser": "lsq",
+    "frames_by": "count",
+    "skip_damaged": False,
+    "evaluate_every": 1,
+    "diagnose_every": 0,
+    "compress": "none",
+    "twin_rounds": 0,
+    "method.gate": "none",
+    "method.fused_holdout": 0.0,
+    "short_batch": "keep",
+    "optimiser.clip": 0.0,
+    "start": "equal",
+    "method.receivers": "frozen",
+    **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
+}
+
+RANGES: tuple[tuple[str, float, float], ...] = (
+    ("train_per_class", 0, 10**9),
+    ("test_per_class", 0, 10**9),
+    ("alpha", 1e-3, 1e6),
+    ("holdout", 0, 0.9),
+    ("T", 1, MOST_STEPS),
+    ("rounds", 1, 10**6),
+    ("epochs", 1, 10**4),
+    ("batch_size", 1, 10**6),
+    ("participation", 1e-6, 1),
+    ("evaluate_every", 1, 10**6),
+    ("twin_rounds", 0, 10**6 - 1),
+    ("diagnose_every", 0, 10**6),
+    ("seed", 0, 2**63 - 1),
+    ("feature_dim", 1, 65536),
+    ("threads", 0, 4096),
+    ("checkpoint_every", 1, 10**6),
+    ("snapshot_every", 0, 10**6),
+)
+
+
+def to_table(spec: Spec) -> Table:
+    """Nested plain values; the method's name stands first in its table."""
+    table = dataclasses.asdict(spec)
+    table["method"] = {"name": spec.method.name, **table["method"]}
+    return {key: _plain(value) for key, value in table.items()}
+
+
+def from_table(table: Mapping[str, Any], base: Spec) -> Spec:
+    """``base`` with the fields of ``table`` in place of its own; every name and type is checked.
+
+    A named fleet is written out with the families of the base's fleet and at the width of its widest client.
+    """
+    changes: Table = {}
+    for key, value in table.items():
+        if key == "method":
+            changes[key] = _method(value, base.method)
+        elif key in ("neuron", "optimiser"):
+            changes[key] = _update(getattr(base, key), _as_table(value, key), f"{key}.")
+        else:
+            changes |= _coerced(Spec, {key: value}, "")
+    if "fleet" in changes:
+        changes["fleet"] = name_fleet(changes["fleet"], parse_fleet(base.fleet, base.T))
+    return dataclasses.replace(base, **changes)
+
+
+def apply_overrides(spec: Spec, overrides: Mapping[str, Any]) -> Spec:
+    """``spec`` with dotted keys changed, e.g. {"method.mu": 0.1, "rounds": 5}."""
+    table: Table = {}
+    for key, value in overrides.items():
+        head, _, rest = key.partition(".")
+        if not rest:
+            entry = {"name": value} if key == "method" and isinstance(value, str) else value
+            table[head] = table.get(head, {}) | entry if isinstance(entry, dict) else entry
+        else:
+            if head not in ("method", "neuron", "optimiser"):
+                raise BadInput(f"unknown key '{key}'{nearest(key, known_keys(spec))}")
+            table[head] = {**_as_table(table.get(head, {}), head), rest: value}
+    return from_table(table, spec)
+
+
+def restored(table: Mapping[str, Any]) -> Table:
+    """The table of a stored run; fields that it lacks because they came later get the values it was run with."""
+    full: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    method = full.setdefault("method", {})
+    cls = METHODS.get(str(method.get("name"))) if isinstance(method, dict) else None
+    own = method_fields(cls) if cls else {}
+    for name, value in LATER.items():
+        place, _, key = name.rpartition(".")
+        fields = full.setdefault(place, {}) if place else full
+        if isinstance(fields, dict) and (place != "method" or key in own):
+            fields.setdefault(key, value)
+    return full
+
+
+def known_keys(spec: Spec) -> list[str]:
+    keys = []
+    for name, value in to_table(spec).items():
+        keys += [f"{name}.{k}" for k in value] if isinstance(value, dict) else [name]
+    return ["method", *keys]
+
+
+def method_fields(cls: type[Method]) -> dict[str, Any]:
+    """Hyper-parameters and their defaults."""
+    return {f.name: f.default for f in dataclasses.fields(cls)}
+
+
+def _method(value: Any, base: Method) -> Method:
+    table = dict(_as_table({"name": value} if isinstance(value, str) else value, "method"))
+    name = table.pop("name", base.name)
+    if not isinstance(name, str) or name not in METHODS:
+        raise BadInput(f"method={name}: unknown method{nearest(str(name), METHODS)}")
+    start = base if name == base.name else METHODS[name]()
+    return _update(start, table, "method.")
+
+
+def _update(instance: Any, table: Mapping[str, Any], prefix: str) -> Any:
+    return dataclasses.replace(instance, **_coerced(type(instance), table, prefix))
+
+
+def _as_table(value: Any, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{key}={value!r} must be a table; set its fields as {key}.FIELD=VALUE")
+    return value
+
+
+def _coerced(cls: type, table: Mapping[str, Any], prefix: str) -> Table:
+    known = get_type_hints(cls)
+    hints = {f.name: known[f.name] for f in dataclasses.fields(cls)}
+    values: Table = {}
+    for key, value in table.items():
+        if key not in hints:
+            extra = ["name"] if prefix == "method." else []
+            raise BadInput(f"unknown key '{prefix}{key}'{nearest(key, [*hints, *extra])}")
+        values[key] = _coerce(value, hints[key], f"{prefix}{key}")
+    return values
+
+
+def _coerce(value: Any, hint: Any, name: str) -> Any:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise BadInput(f"{name}={value}: unknown choice{nearest(str(value), get_args(hint))}")
+        return value
+    if get_origin(hint) is tuple:  # a ramp: two numbers, or one that stays
+        numbers = value if isinstance(value, list | tuple) else [value, value]
+        if len(numbers) != len(get_args(hint)):
+            raise BadInput(f"{name}={value!r}: give {len(get_args(hint))} numbers, first and last")
+        return tuple(_coerce(n, kind, name) for n, kind in zip(numbers, get_args(hint), strict=True))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise BadInput(f"{name}={value} must be a finite number")
+        return float(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise BadInput(f"{name}={value!r} must be {words.get(hint, hint)}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,62 @@
+"""Tables of analyses, from analyses that were made up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asfedbridge import cli
+from asfedbridge.paper.experiments import Bench, find_experiment
+from asfedbridge.paper.reproduce import job_of
+from asfedbridge.report.analysis_tables import measure_tables
+
+
+def tables(name: str, analysis: dict[str, Any], client: int | None = None) -> Any:
+    experiment = find_experiment(name)
+    cells = experiment.cells(Bench("smoke"))[:1]
+    known = {job_of(cells[0], 42, Path("out")).folder: analysis}
+    return measure_tables(experiment, cells, [42], Path("out"), known, client)
+
+
+def rates(client: int, first: float) -> dict[str, Any]:
+    shares = {"stage 1": [first, 1 - first, 0.0]}
+    return {"client": client, "T": 1, "levels": [0, 1, None], "snn": shares, "bridge": {"stage 1": [1.0, 0.0, 0.0]}}
+
+
+def test_rates_are_shown_for_all_snn_clients_and_for_one() -> None:
+    (mean, mean_rows, _), (own, own_rows, _) = tables("rates", {"rates": [rates(8, 0.2), rates(9, 0.6)]}, client=9)
+    assert mean.endswith("shares of firing rates, mean over SNN clients")
+    assert own.endswith("shares of firing rates, client 9")
+    assert mean_rows[0] == own_rows[0] == ["", "whose", "0", "1", "other"]
+    assert mean_rows[2] == ["stage 1", "snn", "0.400", "0.600", "0.000"]
+    assert own_rows[1:] == [
+        ["stage 1", "bridge", "1.000", "0.000", "0.000"],
+        ["stage 1", "snn", "0.600", "0.400", "0.000"],
+    ]
+
+
+def test_blocks_say_at_which_point_clients_were_taken() -> None:
+    blocks = {"ann": {"mean": 0.5, "pairs": 10}, "cross": {"mean": None, "pairs": 0}}
+    ((_, rows, _),) = tables("cka", {"reported": 50.0, "point": "trained", "cka": {"blocks": blocks}})
+    assert rows[:2] == [
+        ["", "accuracy", "point", "ANN pairs", "cross pairs", "n"],
+        ["standalone", "50.00", "trained", "0.5000", "-", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("main --point trained", "--point trained: main is no analysis at a point; cka, mmd, gradients are"),
+        ("rates --point trained", "--point trained: rates is no analysis at a point"),
+        ("cka --client 9", "--client 9: cka shows no single client; only rates does"),
+        ("rates --client 3", "--client 3: not an SNN client of this experiment; use one of [5, 6, 7, 8, 9]"),
+        ("rates --client x", "'x' is not the id of a client; give a whole number, e.g. 9"),
+    ],
+)
+def test_choices_that_an_experiment_does_not_have(words: str, reason: str, tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["reproduce", *words.split(), "--scale", "smoke", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,365 @@
+"""Real runs, as small as they get, analysed."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asfedbridge import cli
+from asfedbridge.analysis.pairs import MAX_OF_A_KIND, choose_clients
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import METHODS, Point
+from asfedbridge.engines import checkpoint
+from asfedbridge.engines.turn import evaluate
+from asfedbridge.report.analyses import render_analyses
+from asfedbridge.runs.analyze import analyse
+from asfedbridge.runs.folder import read_rounds
+from asfedbridge.runs.rebuild import rebuild
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.run import execute, prepare
+from asfedbridge.runs.spec import Spec, apply_overrides
+
+TINY = {
+    "fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn",
+    "T": 2,
+    "train_per_class": 4,
+    "test_per_class": 4,
+    "batch_size": 8,
+    "feature_dim": 16,
+    "partition": "iid",
+    "rounds": 2,
+}
+MAIN = ("as-fedbridge", "fedavg", "standalone")
+
+
+class Silent:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+class Leaves(Silent):
+    """Goes away after the round of this index."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def round_ends(self, records: Any) -> None:
+        if records[0]["round"] == self.index:
+            raise KeyboardInterrupt
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def make_spec(method: str = "standalone", **changes: Any) -> Spec:
+    return apply_overrides(quickstart(method), TINY | changes)
+
+
+def play(spec: Spec, out: Path, **options: Any) -> dict[str, Any]:
+    return execute(spec, out, out.parent, options.pop("observer", Silent()), **options)
+
+
+def measure(*folders: Path) -> list[dict[str, Any]]:
+    return list(analyse(folders, folders[0].parent, quiet)["runs"])
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    paths = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods with snapshots, not analysed yet."""
+    root = tmp_path_factory.mktemp("runs")
+    for method in MAIN:
+        play(make_spec(method, snapshot_every=1 if method == "fedavg" else 2), root / method)
+    return root
+
+
+@pytest.fixture(scope="module")
+def analysed(runs: Path) -> dict[str, Any]:
+    return analyse([runs / method for method in MAIN], runs, quiet)
+
+
+# The clients are the ones whose accuracy is reported
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_rebuilt_clients_are_those_of_the_summary(method: str, tmp_path: Path) -> None:
+    """Accuracy in percent says little of few images, so the loss must be the recorded one, to the last bit."""
+    kinds = "4*resnet18@0.125:snn" if method == "sfedhifi" else TINY["fleet"]
+    spec = make_spec(method, fleet=kinds, participation=0.75, rounds=2)
+    summary = play(spec, tmp_path / "run")
+    setting = prepare(spec, tmp_path)
+    folders = checkpoint.list_folders(tmp_path / "run" / "checkpoint")
+    last = checkpoint.read(folders[-1], setting.identity(spec))
+    states = tmp_path / "run" / "checkpoint" / "clients"
+    point = spec.method.reports
+    newest = {r["client"]: r for r in read_rounds(tmp_path / "run") if f"{point}.loss" in r}
+    reported = {c["id"]: c["accuracy"] for c in summary["clients"]}
+    seen = 0
+    for client in rebuild(spec, setting, setting.clients, last, states, point):
+        found = evaluate(client, lambda x, backbone=client.backbone: backbone(x).logits)  # type: ignore[misc]
+        if (record := newest.get(client.info.id)) is None:
+            assert reported[client.info.id] is None  # never drawn, and not judged at the closing visit
+            continue
+        assert found["loss"] == record[f"{point}.loss"]
+        assert found["accuracy"] == reported[client.info.id]
+        seen += 1
+    assert seen >= min(3, len(setting.clients))
+
+
+def test_snapshots_hold_the_clients_of_their_round(runs: Path) -> None:
+    spec = make_spec("fedavg")
+    setting = prepare(spec, runs)
+    for index, folder in enumerate(checkpoint.list_folders(runs / "fedavg" / "snapshots")):
+        found = checkpoint.read(folder, setting.identity(spec))
+        for point, number in (("trained", index), ("received", index + 1)):
+            records = {r["client"]: r for r in read_rounds(runs / "fedavg") if r["round"] == number}
+            for client in rebuild(spec, setting, setting.clients, found, folder / "clients", point):  # type: ignore[arg-type]
+                loss = evaluate(client, lambda x, b=client.backbone: b(x).logits)["loss"]  # type: ignore[misc]
+                assert loss == records[client.info.id][f"{point}.loss"]
+    assert index == 1
+
+
+# What is found
+
+
+def test_every_run_has_its_numbers(analysed: dict[str, Any], runs: Path) -> None:
+    for run, method in zip(analysed["runs"], MAIN, strict=True):
+        assert run["method"] == method
+        assert run["folder"] == str(runs / method)
+        assert run["reproduced"] is True
+        assert run["probe_images"] == 40
+        assert run["point"] == ("received" if method == "fedavg" else "trained")
+        assert [c["id"] for c in run["clients"]] == [0, 1, 2, 3]
+        for measure_ in ("cka", "mmd", "gradients"):
+            matrix = run[measure_]["matrix"]
+            assert len(matrix) == 4
+            assert all(matrix[i][j] == matrix[j][i] for i in range(4) for j in range(4))
+            assert list(run[measure_]["blocks"]) == ["ann", "snn", "cross"]
+        assert run["mmd"]["blocks"]["cross"]["mean"] == pytest.approx(
+            sum(run["mmd"]["matrix"][i][j] for i in (0, 1) for j in (2, 3)) / 4
+        )
+        assert [run["mmd"]["matrix"][i][i] for i in range(4)] == [0, 0, 0, 0]
+        assert run["gradients"]["not_shared"] == []
+        assert len(run["gradients"]["tensors"]) == 22
+        written = json.loads((runs / method / "analysis.json").read_text())
+        assert {"folder": run["folder"], **written} == run
+
+
+def test_one_kernel_for_all_runs_of_a_data_set(analysed: dict[str, Any], runs: Path, tmp_path: Path) -> None:
+    widths = {(run["mmd"]["bandwidth"], run["mmd"]["bandwidth_runs"]) for run in analysed["runs"]}
+    assert len(widths) == 1
+    assert next(iter(widths))[1] == 3
+    shutil.copytree(runs / "fedavg", tmp_path / "alone")
+    (alone,) = measure(tmp_path / "alone")
+    assert alone["mmd"]["bandwidth_runs"] == 1
+    assert alone["mmd"]["bandwidth"] != analysed["runs"][1]["mmd"]["bandwidth"]
+    assert alone["cka"] == analysed["runs"][1]["cka"]
+
+
+def test_rates_of_ports_are_there_where_there_is_a_bridge(analysed: dict[str, Any]) -> None:
+    for run, method in zip(analysed["runs"], MAIN, strict=True):
+        assert [r["client"] for r in run["rates"]] == [2, 3]
+        for entry in run["rates"]:
+            assert entry["levels"] == [0, 0.5, 1, None]
+            assert ("bridge" in entry) == (method == "as-fedbridge")
+            assert list(entry["snn"]) == ["stage 1", "stage 2", "stage 3", "stage 4", "output"]
+            assert all(shares[-1] == 0 for shares in entry["snn"].values())
+
+
+def test_snapshots_are_told_by_round(analysed: dict[str, Any], runs: Path) -> None:
+    run = analysed["runs"][1]
+    assert [(e["round"], e["point"]) for e in run["by_round"]] == [(1, "trained"), (2, "trained")]
+    records = read_rounds(runs / "fedavg")
+    for entry in run["by_round"]:
+        for point, number in (("trained", entry["round"] - 1), ("received", entry["round"])):
+            values = [r[f"{point}.accuracy"] for r in records if r["round"] == number]
+            assert entry["accuracy"][point]["all"] == pytest.approx(sum(values) / 4)
+    assert run["by_round"][0]["cka"] != run["by_round"][1]["cka"]
+    # FedAvg is judged after the last aggregate, which makes clients of one kind alike: not so before it.
+    assert run["gradients"]["blocks"]["ann"]["mean"] > run["by_round"][1]["gradients"]["blocks"]["ann"]["mean"]
+    # A method that is judged after training ends in its last snapshot.
+    final, last = analysed["runs"][2], analysed["runs"][2]["by_round"][-1]
+    assert {k: final[k] for k in ("cka", "mmd", "gradients", "rates")} == {
+        k: last[k] for k in ("cka", "mmd", "gradients", "rates")
+    }
+
+
+def test_correlations_are_over_the_runs_of_a_data_set(analysed: dict[str, Any]) -> None:
+    (table,) = analysed["correlation"]
+    assert table["data"] == "digits"
+    found = table["gradients"]["cross"]
+    x = [run["gradients"]["blocks"]["cross"]["mean"] for run in analysed["runs"]]
+    y = [run["reported"] for run in analysed["runs"]]
+    assert found["n"] == 3
+    assert found["r"] == pytest.approx(float(torch.corrcoef(torch.tensor([x, y], dtype=torch.float64))[0, 1]))
+
+
+# Both points of every run
+
+
+@pytest.mark.parametrize("method", MAIN)
+def test_final_clients_can_be_taken_at_either_point(
+    method: str, analysed: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    """The last checkpoint has both; accuracies are those that the run recorded at the point."""
+    shutil.copytree(runs / method, tmp_path / "run")
+    before = (tmp_path / "run" / "analysis.json").read_bytes()
+    default = next(run for run in analysed["runs"] if run["method"] == method)
+    other: Point = "trained" if default["point"] == "received" else "received"
+    (found,) = analyse([tmp_path / "run"], tmp_path, quiet, other)["runs"]
+    assert (found["point"], found["reproduced"]) == (other, True)
+    assert (tmp_path / "run" / "analysis.json").read_bytes() == before
+    assert json.loads((tmp_path / "run" / f"analysis-{other}.json").read_text())["point"] == other
+    if method == "fedavg":
+        assert found["cka"] == default["by_round"][-1]["cka"] != default["cka"]
+    else:  # what the server sends does not touch the backbone
+        assert (found["cka"], found["gradients"]) == (default["cka"], default["gradients"])
+    assert found["reported"] == default["reported"]
+
+
+def test_a_run_whose_clients_are_on_nodes_is_refused(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "standalone", tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary | {"engine": "flower"}))
+    assert "a run of engine flower, whose clients are on their nodes" in one_line(tmp_path / "run")
+
+
+# The same bits; nothing harmed
+
+
+def test_the_same_bits_twice_and_the_run_is_left_as_it_was(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "as-fedbridge", tmp_path / "run")
+    (tmp_path / "run" / "analysis.json").unlink(missing_ok=True)
+    before = files_in(tmp_path / "run")
+    measure(tmp_path / "run")
+    first = files_in(tmp_path / "run")
+    measure(tmp_path / "run")
+    assert files_in(tmp_path / "run") == first
+    assert first == before | {"analysis.json": first["analysis.json"]}
+
+
+def test_the_engine_makes_no_difference(runs: Path, tmp_path: Path) -> None:
+    play(make_spec("as-fedbridge", snapshot_every=2), tmp_path / "pool", engine="pool", workers=2)
+    shutil.copytree(runs / "as-fedbridge", tmp_path / "local")
+    local, pool = ({**measure(tmp_path / name)[0], "folder": None} for name in ("local", "pool"))
+    assert local == pool
+    assert len(pool["by_round"]) == 1
+
+
+def test_a_run_that_was_interrupted_has_the_same_snapshots(runs: Path, tmp_path: Path) -> None:
+    spec = make_spec("fedavg", snapshot_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        play(spec, tmp_path / "run", observer=Leaves(0))
+    assert [p.name for p in (tmp_path / "run" / "snapshots").iterdir()] == ["round-000001"]
+    play(spec, tmp_path / "run", resume=True)
+    tensors = (
+        {k: v for k, v in files_in(root / "snapshots").items() if k.endswith(".safetensors")}
+        for root in (tmp_path / "run", runs / "fedavg")
+    )
+    assert next(tensors) == next(tensors)
+
+
+def test_snapshots_may_be_asked_for_in_the_middle(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(make_spec(), tmp_path / "run", observer=Leaves(0))
+    assert not (tmp_path / "run" / "snapshots").exists()
+    play(make_spec(snapshot_every=2), tmp_path / "run", resume=True)
+    assert [p.name for p in (tmp_path / "run" / "snapshots").iterdir()] == ["round-000002"]
+
+
+# Other fleets
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks", "rates"),
+    [
+        ({"fleet": "2*resnet18@0.125:ann"}, ["ann"], 0),
+        ({"fleet": "2*resnet18@0.125:snn"}, ["snn"], 2),
+        ({"fleet": "1*resnet18@0.125:ann"}, [], 0),
+        ({"method": "centralized"}, ["cross"], 1),
+    ],
+    ids=["ann only", "snn only", "one", "centralized"],
+)
+def test_a_block_that_a_fleet_does_not_have_is_absent(
+    changes: dict[str, Any], blocks: list[str], rates: int, tmp_path: Path
+) -> None:
+    play(make_spec(changes.pop("method", "standalone"), rounds=1, **changes), tmp_path / "run")
+    (found,) = measure(tmp_path / "run")
+    assert [list(found[m]["blocks"]) for m in ("cka", "mmd", "gradients")] == [blocks] * 3
+    assert len(found["rates"]) == rates
+    assert found["reproduced"]
+    assert cli.main(["analyze", str(tmp_path / "run")]) == 0
+
+
+def test_widths_that_differ_are_compared_where_shapes_agree(tmp_path: Path) -> None:
+    fleet = "1*resnet18@0.125:ann,1*resnet18@0.125:snn,1*resnet18@0.25:snn:T=3"
+    play(make_spec(fleet=fleet, rounds=1), tmp_path / "run")
+    (found,) = measure(tmp_path / "run")
+    assert found["gradients"]["tensors"] == ["classifier.bias", "classifier.weight"]
+    assert "stem.weight" in found["gradients"]["not_shared"]
+    assert found["gradients"]["scalars"][0][2] == 16 * 10 + 10 < found["gradients"]["scalars"][0][1]
+    assert [len(r["levels"]) for r in found["rates"]] == [4, 5]
+    assert found["mmd"]["blocks"]["cross"]["pairs"] == 2
+
+
+def test_of_a_large_fleet_some_of_each_kind(tmp_path: Path) -> None:
+    setting = prepare(make_spec(fleet="30*resnet18@0.1:ann,3*resnet18@0.1:snn", train_per_class=50), tmp_path)
+    chosen = choose_clients(setting.clients)
+    assert [c.id for c in chosen] == [*range(MAX_OF_A_KIND), 30, 31, 32]
+
+
+# What cannot be analysed
+
+
+def one_line(*folders: Path) -> str:
+    with pytest.raises(BadInput) as caught:
+        measure(*folders)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_what_is_no_finished_run_is_named_before_anything_is_computed(runs: Path, tmp_path: Path) -> None:
+    assert "is no run folder" in one_line(runs / "fedavg", tmp_path)
+    assert "is no run folder" in one_line(tmp_path / "nowhere")
+    with pytest.raises(KeyboardInterrupt):
+        play(make_spec(), tmp_path / "run", observer=Leaves(0))
+    assert f"the run has not ended; finish it with asfedbridge run --resume --out {tmp_path / 'run'}" in one_line(
+        tmp_path / "run"
+    )
+
+
+def test_a_checkpoint_that_is_gone_or_damaged_is_named(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "standalone", tmp_path / "run")
+    file = next((tmp_path / "run" / "checkpoint" / "clients").iterdir())
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert "damaged" in one_line(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    assert "the run's last checkpoint is not here" in one_line(tmp_path / "run")
+
+
+def test_the_command_prints_tables_or_json(analysed: dict[str, Any], runs: Path, capsys: Any) -> None:
+    text = render_analyses(analysed)
+    assert "correlation with accuracy on digits" in text
+    assert f"{runs / 'fedavg'}, by round" in text
+    assert cli.main(["analyze", str(runs / "fedavg"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [run["method"] for run in json.loads(out)["runs"]] == ["fedavg"]
+    assert "CKA cross" in err
+    assert "client 3" in err
+    assert cli.main(["analyze", str(runs / "fedavg"), "--point", "trained"]) == 0
+    assert f"written: {runs / 'fedavg' / 'analysis-trained.json'}" in capsys.readouterr().out
+    assert cli.main(["analyze", str(runs)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)

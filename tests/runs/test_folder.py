@@ -1,0 +1,256 @@
+"""The run folder: one run, one process, nothing lost, nothing foreign touched."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import Round
+from asfedbridge.engines.failures import Event
+from asfedbridge.runs.folder import RunFolder, read_events, read_rounds, read_spec, read_summary
+from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.records import event_records
+from asfedbridge.runs.spec import apply_overrides
+
+SPEC = apply_overrides(quickstart(), {"rounds": 3})
+
+
+def refused(path: Path, spec: Any = SPEC, resume: bool = False) -> str:
+    with pytest.raises(BadInput) as caught:
+        RunFolder(path, spec, resume)
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def entry(index: int, client: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "round": index,
+        "client": client,
+        "kind": "ann",
+        "seconds": 1.0,
+        "uplink_bytes": 4,
+        "loss": 0.5 + index,
+    } | more
+
+
+def test_a_new_folder_is_complete_from_the_start(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "deep" / "run", SPEC, resume=False)
+    assert read_spec(folder.path, quickstart("fedavg")) == SPEC
+    env = json.loads((folder.path / "env.json").read_text())
+    assert env["spec"] == SPEC.digest()
+    assert {"asfedbridge", "python", "torch", "numpy", "platform", "cores", "threads"} <= set(env)
+    assert read_summary(folder.path) is None
+
+
+def test_a_run_from_before_a_field_was_added_is_read_as_it_was_made(tmp_path: Path) -> None:
+    kept = replace(SPEC, short_batch="keep")
+    RunFolder(tmp_path, kept, resume=False).hand_over()
+    file = tmp_path / "spec.toml"
+    lines = [line for line in file.read_text().splitlines() if line.split(" =")[0] not in ("short_batch", "clip")]
+    file.write_text("\n".join(lines))
+    clipped = apply_overrides(SPEC, {"optimiser.clip": 1.0})
+    assert read_spec(tmp_path, quickstart()) == read_spec(tmp_path, clipped) == kept
+    assert 'short_batch = "merge"' in refused(tmp_path, SPEC, resume=True)
+    RunFolder(tmp_path, kept, resume=True)
+
+
+def test_a_run_from_before_a_field_is_read_as_it_was_run(tmp_path: Path) -> None:
+    frozen = apply_overrides(SPEC, {"method.direction": "ann-to-snn", "method.receivers": "frozen"})
+    RunFolder(tmp_path, frozen, resume=False)
+    file = tmp_path / "spec.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(("receivers", "compress"))))
+    for base in (SPEC, quickstart("fedavg"), apply_overrides(frozen, {"compress": "int8"})):
+        assert read_spec(tmp_path, base) == frozen
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    RunFolder(tmp_path, SPEC, resume=False)
+    assert (tmp_path / "spec.toml").is_file()
+
+
+def test_resume_without_a_run_begins_one(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "new", SPEC, resume=True)
+    assert (tmp_path / "new" / "spec.toml").is_file()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_other_files_are_not_touched(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert "holds other files" in refused(tmp_path, resume=resume)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
+    RunFolder(tmp_path, SPEC, resume=False)
+    assert "holds another run; add --resume" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"seed": 7}, "seed = 7"),
+        ({"method.bridge_lr": 0.25}, "bridge_lr = 0.25"),
+        ({"method": "fedavg"}, 'name = "fedavg"'),
+        ({"neuron.decay": 0.25}, "decay = 0.25"),
+        ({"rounds": 4, "alpha": 9.0, "T": 9, "epochs": 9}, "..."),
+    ],
+)
+def test_resuming_another_specification_says_what_differs(tmp_path: Path, overrides: Any, named: str) -> None:
+    RunFolder(tmp_path, SPEC, resume=False)
+    assert named in refused(tmp_path, apply_overrides(SPEC, overrides), resume=True)
+    assert read_spec(tmp_path, quickstart()) == SPEC
+
+
+def test_how_often_checkpoints_are_written_may_change(tmp_path: Path) -> None:
+    RunFolder(tmp_path, SPEC, resume=False)
+    RunFolder(tmp_path, replace(SPEC, checkpoint_every=5), resume=True)
+
+
+def test_a_broken_specification_is_named(tmp_path: Path) -> None:
+    RunFolder(tmp_path, SPEC, resume=False)
+    (tmp_path / "spec.toml").write_text("rounds = ")
+    assert "spec.toml: is not valid TOML" in refused(tmp_path, resume=True)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    script = (
+        "import fcntl, sys\n"
+        "lock = open(sys.argv[1], 'a')\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    RunFolder(tmp_path, SPEC, resume=False)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert "another process is running in this folder" in refused(tmp_path, resume=True)
+        other.communicate()
+    RunFolder(tmp_path, SPEC, resume=True)
+
+
+def test_a_run_holds_its_own_folder(tmp_path: Path) -> None:
+    running = RunFolder(tmp_path, SPEC, resume=False)
+    assert "another process is running in this folder" in refused(running.path, resume=True)
+    del running
+    RunFolder(tmp_path, SPEC, resume=True)
+
+
+def test_a_lock_left_by_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    RunFolder(tmp_path, SPEC, resume=False)
+
+
+def test_rounds_are_added_and_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    assert folder.begin(0) == []
+    folder.add_round([entry(0), entry(0, 1)])
+    folder.add_round([entry(1)])
+    assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1)]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_line_cut_short_ends_the_reading(tmp_path: Path, cut: int) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    folder.add_round([entry(0), entry(0, 1)])
+    folder.add_round([entry(1), entry(1, 1)])
+    file = tmp_path / "rounds.jsonl"
+    file.write_bytes(file.read_bytes()[: -cut - 1])
+    assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1)]
+    assert folder.begin(1) == [entry(0), entry(0, 1)]
+    folder.add_round([entry(1), entry(1, 1)])
+    assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1), entry(1, 1)]
+
+
+def test_rounds_that_are_played_again_are_dropped_everywhere(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    for index in range(3):
+        folder.add_round([entry(index), entry(index, 1, kind="snn", loss=9.5)])
+    assert [r["round"] for r in folder.begin(1)] == [0, 0]
+    folder.add_round([entry(1, loss=77.0)])
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert [(e.step, e.value) for e in accumulator.Scalars("loss/all")] == [(0, 5.0), (1, 77.0)]
+    assert [(e.step, e.value) for e in accumulator.Scalars("loss/snn")] == [(0, 9.5)]
+
+
+def test_summaries(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.write_summary({"accuracy": {"all": 1.5}})
+    assert read_summary(tmp_path) == {"accuracy": {"all": 1.5}}
+
+
+@pytest.mark.parametrize("text", ["{", "", "[1, 2]", "5", "null"])
+def test_a_broken_summary_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(BadInput, match=r"summary\.json"):
+        read_summary(tmp_path)
+
+
+def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    lost = event_records(Round(1, 9), [Event("lost", 1, "node unavailable")])
+    assert lost == [{"round": 1, "event": "lost", "client": 1, "reason": "node unavailable"}]
+    folder.add_round([entry(0), entry(0, 1)])
+    folder.add_events(lost)
+    folder.add_round([entry(1)])
+    assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1)]
+    assert read_events(tmp_path) == lost
+    assert folder.begin(2) == [entry(0), entry(0, 1), entry(1)]
+    assert read_events(tmp_path) == lost
+    folder.begin(1)
+    assert read_events(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", [b"5", b"null", b"[]", b"{}", b'{"round": "1"}', b'{"round": true}', b"{", b""])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    folder.add_round([entry(0)])
+    file = tmp_path / "rounds.jsonl"
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    folder.add_round([entry(1)])
+    for read in (lambda: read_rounds(tmp_path), lambda: folder.begin(1)):
+        with pytest.raises(BadInput, match=r"rounds\.jsonl: line 2 is damaged"):
+            read()
+
+
+def test_a_run_goes_on_with_the_records_it_had(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, SPEC, resume=False)
+    folder.begin(0)
+    folder.add_round([entry(0), entry(0, 1)])
+    sha256 = folder.records_sha256()
+    folder.add_round([entry(1), entry(1, 1)])
+    file = tmp_path / "rounds.jsonl"
+    whole = file.read_bytes()
+    for content in (whole.replace(b"0.5", b"0.6"), b"".join(whole.splitlines(keepends=True)[1:]), b""):
+        file.write_bytes(content)
+        with pytest.raises(BadInput, match=r"rounds\.jsonl: is not what it was after round 0; restore it"):
+            folder.begin(1, sha256)
+        assert file.read_bytes() == content
+    file.write_bytes(whole)
+    assert folder.begin(1, sha256) == [entry(0), entry(0, 1)]
+
+
+def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml.partial").write_text("half")
+    RunFolder(tmp_path, SPEC, resume=False).hand_over()
+    (tmp_path / "env.json").unlink()  # killed between the two
+    RunFolder(tmp_path, SPEC, resume=True).hand_over()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "env.json", "spec.toml"]

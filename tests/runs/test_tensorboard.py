@@ -1,0 +1,57 @@
+"""What we write without the tensorboard package, tensorboard reads."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing import event_accumulator, event_file_loader
+
+from asfedbridge.runs.tensorboard import EventFile, encode_event, masked_crc
+
+
+def test_tensorboard_reads_every_number(tmp_path: Path) -> None:
+    file = EventFile(tmp_path / "tensorboard")
+    numbers = {
+        step: {"trained.accuracy/all": step / 3, "loss/\xe4nn": -float(step)} for step in (0, 1, 127, 128, 2**40)
+    }
+    for step, scalars in numbers.items():
+        file.add(step, scalars)
+    accumulator = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert set(accumulator.Tags()["scalars"]) == {"trained.accuracy/all", "loss/\xe4nn"}
+    for tag in accumulator.Tags()["scalars"]:
+        found = {event.step: event.value for event in accumulator.Scalars(tag)}
+        assert found == {step: pytest.approx(scalars[tag], rel=1e-6) for step, scalars in numbers.items()}
+
+
+def test_the_file_begins_with_its_version(tmp_path: Path) -> None:
+    file = EventFile(tmp_path)
+    file.add(3, {"a": 1.5})
+    version, event = event_file_loader.LegacyEventFileLoader(str(file.path)).Load()
+    assert version.file_version == "brain.Event:2"
+    assert event.step == 3
+    assert [(v.tag, v.simple_value) for v in event.summary.value] == [("a", 1.5)]
+    assert abs(event.wall_time - version.wall_time) < 60
+
+
+def test_a_damaged_record_is_noticed(tmp_path: Path) -> None:
+    """The check sums are right: tensorboard stops at a byte that changed."""
+    file = EventFile(tmp_path)
+    file.add(1, {"a": 1.0})
+    content = bytearray(file.path.read_bytes())
+    content[-6] ^= 1
+    file.path.write_bytes(content)
+    assert len(list(event_file_loader.LegacyEventFileLoader(str(file.path)).Load())) == 1  # the version alone
+
+
+def test_known_check_sums() -> None:
+    # RFC 3720, appendix B.4: CRC-32C of 32 zero bytes is 0x8a9136aa; the mask is TFRecord's.
+    crc = 0x8A9136AA
+    assert masked_crc(bytes(32)) == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    assert len(encode_event(0.0, 0, {})) > 16
+
+
+def test_an_earlier_file_is_removed_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1.other").write_bytes(b"old")
+    (tmp_path / "notes.txt").write_text("mine")
+    file = EventFile(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {file.path.name, "notes.txt"}
