@@ -76,11 +76,13 @@ def extended(method: str = "as-fedbridge") -> Spec:
     return replace(spec, method=added, twin_rounds=0 if method == "sfedhifi" else 5)
 
 
-# Chosen for `cpu` on a validation cut of the training images, three settings for each method that was tuned
-# (docs/results.md); methods that are not named here were best, or were run, with the constants of their papers.
+# Chosen for `cpu` on a validation cut of the training images: three settings for each tuned method, the best mean over
+# two seeds (docs/results.md). A method that is not named here uses the constants of its paper.
 TUNED: dict[str, dict[str, Any]] = {
     "as-fedbridge": {"alpha_kd_ann": (2.0, 2.0), "alpha_kd_snn": (2.0, 2.0)},
     "fedproto": {"lambda_proto": 10.0},
+    "fedtgp": {"lambda_proto": 0.1},
+    "fml": {"alpha": 0.75, "beta": 0.75},
 }
 
 
