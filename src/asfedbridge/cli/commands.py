@@ -88,7 +88,7 @@ def command_run(args: argparse.Namespace) -> int:
 def command_show(args: argparse.Namespace) -> int:
     from asfedbridge.runs.toml import write_toml
 
-    print(write_toml(resolve(args.what)), end="")
+    print(write_toml(resolve(args.what), comments=True), end="")
     return DONE
 
 

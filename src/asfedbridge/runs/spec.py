@@ -22,37 +22,37 @@ Table = dict[str, Any]  # nested plain values, as TOML has them
 @dataclass(frozen=True)
 class Spec:
     method: Method
-    data: str = "digits"
-    train_per_class: int = 0  # use only the first so many examples of each class; 0: all
-    test_per_class: int = 0
-    image_size: int = 0  # 0: as the source has it
+    data: str = "digits"  # a name of `asfedbridge list data`, npz:PATH or folder:PATH
+    train_per_class: int = 0  # use only the first N training examples of each class; 0: all
+    test_per_class: int = 0  # use only the first N test examples of each class; 0: all
+    image_size: int = 0  # pixels, images are resized to it; 0: as the source has it
     frames_by: Literal["count", "time"] = "count"  # how T frames share the events of a recording
-    skip_damaged: bool = False  # go on without files that are damaged or missing, where the source is made of files
+    skip_damaged: bool = False  # leave out damaged or missing files of the source instead of stopping
     augment: Literal["auto", "none", "crop", "crop+flip", "resized-crop+flip"] = "auto"  # auto: the source's own
-    partition: Literal["dirichlet", "iid"] = "dirichlet"
-    alpha: float = 0.1  # of the Dirichlet partition: small is skewed
-    holdout: float = 0.0  # for tuning: test on this share of each client's training images, leave the test images alone
-    fleet: str = "5*resnet18:ann,5*resnet18:snn"
+    partition: Literal["dirichlet", "iid"] = "dirichlet"  # how examples are divided among clients
+    alpha: float = 0.1  # of the Dirichlet partition: smaller is more skewed
+    holdout: float = 0.0  # tuning: evaluate on this share of the training images, not on test images
+    fleet: str = "5*resnet18:ann,5*resnet18:snn"  # the clients: COUNT*MODEL[@WIDTH]:KIND[:T=STEPS][:b=BITS],...
     T: int = 4  # time steps of SNN clients, and frames of event data
-    rounds: int = 100
+    rounds: int = 100  # of communication
     epochs: int = 5  # of the private backbone, per round
-    batch_size: int = 256
-    short_batch: ShortBatch = "merge"  # a last batch of less than half of batch_size joins the one before it
+    batch_size: int = 256  # of local training
+    short_batch: ShortBatch = "merge"  # merge: a last batch below half of batch_size joins the one before it
     participation: float = 1.0  # share of clients drawn each round
-    evaluate_every: int = 1  # rounds; the last one always
-    diagnose_every: int = 0  # rounds whose trained clients are compared (CKA, MMD, gradients); 0: none
-    seed: int = 42
-    start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds of client, or one for each
-    feature_dim: int = 256
-    projector: Literal["linear", "identity"] = "linear"
-    twin_rounds: int = 0  # number of first rounds in which SNN clients train as their ANN twins
-    snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
+    evaluate_every: int = 1  # evaluate every N rounds, and after the last
+    diagnose_every: int = 0  # compare clients (CKA, MMD, gradient cosine) every N rounds; 0: never
+    seed: int = 42  # of shards, initial weights and batches
+    start: Literal["equal", "by-kind"] = "equal"  # initial weights: one draw for all kinds, or one for each
+    feature_dim: int = 256  # of the feature before the classifier, in every backbone and in the Bridge
+    projector: Literal["linear", "identity"] = "linear"  # from the last stage to the feature
+    twin_rounds: int = 0  # SNN clients train as their ANN twins for the first N rounds
+    snn_loss: Literal["ce", "tet"] = "ce"  # supervision of SNN clients in methods without a rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
-    compress: Codec = "none"  # how payloads are rounded for the wire, both ways
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
-    checkpoint_every: int = 1  # rounds
-    snapshot_every: int = 0  # rounds whose checkpoint is kept, to be analysed later; 0: none
+    compress: Codec = "none"  # compression of payloads, both ways
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA where there is a device, else the CPU
+    threads: int = 0  # of torch, in each process; 0: one per core (engine pool: by its own rule)
+    checkpoint_every: int = 1  # write a checkpoint every N rounds
+    snapshot_every: int = 0  # keep a checkpoint every N rounds, for later analysis; 0: none
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
 

@@ -6,19 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.runs.fields import describe_fields
 from asfedbridge.runs.spec import Spec, Table, to_table
 
+COMMENT_COLUMN = 40
 
-def write_toml(spec: Spec) -> str:
-    """The full specification, ready to edit and run."""
+
+def write_toml(spec: Spec, comments: bool = False) -> str:
+    """The full specification, ready to edit and run; ``comments`` explains every field."""
     table = to_table(spec)
-    plain = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, dict)]
-    tables = [
-        "\n".join([f"\n[{key}]", *(f"{k} = {_value(v)}" for k, v in value.items())])
-        for key, value in table.items()
-        if isinstance(value, dict)
-    ]
-    return "\n".join([*plain, *tables]) + "\n"
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    parts = ["\n".join(_lines(plain, Spec, comments))]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            parts.append("\n".join([f"[{key}]", *_lines(value, type(getattr(spec, key)), comments)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _lines(fields: Table, cls: type, comments: bool) -> list[str]:
+    lines = [f"{key} = {_value(value)}" for key, value in fields.items()]
+    if not comments:
+        return lines
+    known = describe_fields(cls)
+    column = min(max(map(len, lines)), COMMENT_COLUMN)
+    texts = [known.get(key, "") for key in fields]
+    return [f"{line:<{column}}  # {text}" if text else line for line, text in zip(lines, texts, strict=True)]
 
 
 def read_toml(path: Path) -> Table:
