@@ -1,7 +1,7 @@
-"""A run whose clients are the nodes of a network: what the server's app and the clients' app do with a specification.
+"""The ServerApp and the ClientApp of a specification.
 
-Data on a node: a shard of the run's data by the client's number, for trials; or, with data=nodes, a data set of the
-node's own (``data`` in its node config), all of which is its shard and which the server never sees.
+The data of a node are a shard of the run's data by the client's number, for trials; or, with data=nodes, a data set of
+its own (``data`` in its node config). The server never sees the latter.
 """
 
 import dataclasses
@@ -11,9 +11,12 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput, TooFewClients
@@ -33,10 +36,11 @@ from asfedbridge.deploy.app_folder import (
     STATES,
     check_network,
 )
+from asfedbridge.deploy.data_cache import DataCache, Request
 from asfedbridge.deploy.engine import FlowerEngine
 from asfedbridge.deploy.node import Site, make_client_app
 from asfedbridge.deploy.node_registry import Roster
-from asfedbridge.deploy.server import make_server_app
+from asfedbridge.deploy.polling import quicken
 from asfedbridge.engines.failures import Event, Tolerance
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.engines.process import prepare_process
@@ -54,10 +58,25 @@ from asfedbridge.runs.toml import read_toml
 NAME = "federation.json"  # in the run folder: what the run is called on the nodes
 
 
-def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
-    """Flower's ServerApp and ClientApp for the specification in ``file``."""
+class NodeData(NamedTuple):
+    """What a node reads from its data set for one client."""
 
-    def serve(grid: Any, context: Any) -> None:
+    task: Task
+    info: ClientInfo
+    shard: Shard
+    identity: dict[str, str]
+
+
+CACHE: DataCache[NodeData] | None = None  # set in a node's task server and inherited by its turns
+
+
+def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[ServerApp, ClientApp]:
+    """Flower's ServerApp and ClientApp for the specification in ``file``."""
+    server = ServerApp()
+
+    @server.main()
+    def serve(grid: Grid, context: Context) -> None:
+        quicken()
         config = CONFIG | dict(context.run_config)
         place = Path(config["report-to"]) if config["report-to"] else None
         if place:
@@ -73,21 +92,41 @@ def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
         if place:
             write_atomic(place / OUTCOME, b"{}")
 
-    def open_site(context: Any) -> Site:
+    def open_site(context: Context) -> Site:
         config = CONFIG | dict(context.run_config)
-        return make_site(read_specification(file, config), context.node_config, config)
+        node = dict(context.node_config)
+        data = None
+        if CACHE and not plugin_files(file, config):  # code of one run must not stay in the task server
+            data = CACHE.find({"run": context.run_id, "file": str(file), "config": config, "node": node})
+        return make_site(read_specification(file, config), node, config, data)
 
-    return make_server_app(serve), make_client_app(open_site)
+    return server, make_client_app(open_site)
+
+
+def start_cache() -> None:
+    """In a node's task server: keep the data of the run between messages."""
+    global CACHE
+    CACHE = DataCache(read_requested)
+
+
+def read_requested(request: Request) -> NodeData:
+    spec = read_specification(Path(request["file"]), request["config"])
+    return read_data(spec, request["node"])
+
+
+def plugin_files(file: Path, config: Mapping[str, Any]) -> list[str]:
+    """Python files that the run imports: those in the app, and those named in its configuration."""
+    in_app = sorted(map(str, (file.parent / MODELS).glob("*.py")))
+    return [*in_app, *filter(None, str(config["imports"]).split(":"))]
 
 
 def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
-    for name in (*sorted(map(str, (file.parent / MODELS).glob("*.py"))), *str(config["imports"]).split(":")):
-        if name:
-            load_file(name)
+    for name in plugin_files(file, config):
+        load_file(name)
     return from_table(restored(read_toml(file)), quickstart())
 
 
-def serve_run(spec: Spec, grid: Any, config: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
+def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
     """The server's side of a run, from its last checkpoint if there is one; returns the summary."""
     out = Path(config["out"]).absolute()
     check_network(spec)
@@ -153,22 +192,14 @@ def check(spec: Spec, task: Task, infos: list[ClientInfo]) -> None:
     spec.method.check(task, infos)
 
 
-def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any]) -> Site:
-    """What a node's operator set up (its node config): client-id, kind, data, data-root, state-dir, device."""
-    client = node.get("client-id", node.get("partition-id"))
-    if type(client) is not int:
-        raise BadInput(f"node config: client-id={client!r} must be the number of a client in fleet; add client-id=0")
-    root = data_root(str(node["data-root"]) if "data-root" in node else None)
-    if spec.data == ON_NODES:
-        task, info, shard, identity = own_data(spec, client, node, root)
-    else:
-        setting = prepare(spec, root)
-        known = {c.id: (c, s) for c, s in zip(setting.clients, setting.shards, strict=True)}
-        if client not in known:
-            raise BadInput(f"node config: client-id={client} is not of this run, which has {sorted(known)}")
-        (info, shard), task, identity = known[client], setting.task, setting.identity(spec)
+def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any], data: NodeData | None = None) -> Site:
+    """What a node's operator set up (its node config): client-id, kind, data, data-root, state-dir, device.
+
+    ``data`` are the node's data, if they have been read already.
+    """
+    task, info, shard, identity = data or read_data(spec, node)
     if node.get("kind", info.kind) != info.kind:
-        raise BadInput(f"node config: kind={node['kind']} but client {client} of this run's fleet is of {info.kind}")
+        raise BadInput(f"node config: kind={node['kind']} but client {info.id} of this run's fleet is of {info.kind}")
     # Where Flower has numbered the nodes, they are a simulation's, and all on the server's machine.
     usual = "states" if "client-id" in node else f"{config['out']}/{STATES}"
     states = Path(str(node.get("state-dir", usual))).absolute()
@@ -176,9 +207,23 @@ def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any]) ->
     return Site(spec.method, task, info, shard, states, identity, pick_device(str(node.get("device", spec.device))))
 
 
-def own_data(
-    spec: Spec, client: int, node: Mapping[str, Any], root: Path
-) -> tuple[Task, ClientInfo, Shard, dict[str, str]]:
+def read_data(spec: Spec, node: Mapping[str, Any]) -> NodeData:
+    """The data of the node's client: its part of the run's data set, or a data set of its own."""
+    client = node.get("client-id", node.get("partition-id"))
+    if type(client) is not int:
+        raise BadInput(f"node config: client-id={client!r} must be the number of a client in fleet; add client-id=0")
+    root = data_root(str(node["data-root"]) if "data-root" in node else None)
+    if spec.data == ON_NODES:
+        return own_data(spec, client, node, root)
+    setting = prepare(spec, root)
+    known = {c.id: (c, s) for c, s in zip(setting.clients, setting.shards, strict=True)}
+    if client not in known:
+        raise BadInput(f"node config: client-id={client} is not of this run, which has {sorted(known)}")
+    info, shard = known[client]
+    return NodeData(setting.task, info, shard, setting.identity(spec))
+
+
+def own_data(spec: Spec, client: int, node: Mapping[str, Any], root: Path) -> NodeData:
     """All of the node's own data set is its client's shard."""
     fleet = parse_fleet(spec.fleet, spec.T)
     if not 0 <= client < len(fleet):
@@ -193,7 +238,7 @@ def own_data(
     check(spec, task, fleet)
     info = dataclasses.replace(fleet[client], train_size=shard.train_size, test_size=len(shard.y_test))
     classes = hashlib.sha256(json.dumps(dataset.classes).encode()).hexdigest()  # in the same order everywhere
-    return task, info, shard, {"specification": spec.digest(), "classes": classes}
+    return NodeData(task, info, shard, {"specification": spec.digest(), "classes": classes})
 
 
 def whole(spec: Spec, dataset: Dataset) -> Images:

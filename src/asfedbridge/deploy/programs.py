@@ -27,6 +27,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from asfedbridge.deploy import apps
 from asfedbridge.deploy.polling import BriskTime, quicken
 from asfedbridge.engines.process import die_with
 
@@ -44,6 +45,8 @@ class ForkingExecutor(SubprocessExecutor):
         if spec.task_type not in runs:
             return super().launch(spec)
         parent = os.getpid()
+        if apps.CACHE:
+            apps.CACHE.refresh()
         if os.fork() == 0:
             with suppress(BaseException):
                 die_with(parent)
@@ -74,6 +77,7 @@ def serve_tasks(address: str, certificates: str | None) -> None:
     """Fork a process for each task that the SuperLink or SuperNode at ``address`` has."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     sys.argv = ["tasks"]  # by which a turn knows that its process is its own
+    apps.start_cache()
     executor = ForkingExecutor()
     superexec.get_executor = lambda *args, **options: executor
     superexec.run_superexec(
