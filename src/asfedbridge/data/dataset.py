@@ -51,6 +51,11 @@ class Dataset:
         """Height and width as a network sees them."""
         return self.scaled_to or self.height
 
+    @property
+    def assigned(self) -> tuple[Tensor, Tensor | None] | None:
+        """The client of each training and each test example, where the set says so."""
+        return None if self.client_train is None else (self.client_train, self.client_test)
+
     def fingerprint(self) -> str:
         """SHA-256 over the four arrays and their shapes: two sets agree exactly when their data do."""
         digest = hashlib.sha256()
