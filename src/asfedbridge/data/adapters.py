@@ -15,7 +15,7 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset, assemble, resize
 from asfedbridge.data.event_frames import Framing
 from asfedbridge.data.memory_map import Mapped, read
-from asfedbridge.data.npz import KEYS, class_names, labels, with_clients
+from asfedbridge.data.npz import KEYS, class_names, labels, shown, with_clients
 from asfedbridge.data.npz_events import KEYS as EVENT_KEYS
 from asfedbridge.data.npz_events import frame_arrays
 
@@ -123,7 +123,7 @@ def read_examples(dataset: Any, image: str | None, label: str | None, image_size
         if x is None:
             x = np.empty((count, *pixels.shape), np.uint8)
         x = _store(x, number, pixels, place)
-        y.append(_label(target, place))
+        y.append(_label(target, f"{place}: label"))
         if has_client:
             clients.append(_label(row[CLIENT_COLUMN], f"{place}: {CLIENT_COLUMN}"))
     assert x is not None
@@ -195,7 +195,8 @@ def _images(x: np.ndarray, place: str, single: bool = False) -> Tensor:
         x = x[:, None]
     elif not _channels_first(x.shape[1:]):
         x = x.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(x))
+    x = np.ascontiguousarray(x)
+    return torch.from_numpy(x if x.flags.writeable else x.copy())
 
 
 def _channels_first(shape: Sequence[int]) -> bool:
@@ -245,7 +246,7 @@ def _label(target: Any, place: str) -> int:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{place}: {value!r} is not a whole number: give one counted from 0".replace("\n", " "))
+        raise BadInput(f"{place}: {shown(repr(value), 40)} is not a whole number: give one counted from 0")
     return value
 
 
