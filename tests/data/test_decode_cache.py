@@ -30,7 +30,8 @@ def content(items: list[str]) -> np.ndarray:
 def start_build(folder: Path, count: int, workers: int, marks: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", slow_decoder.__name__, str(folder), str(count), str(workers)]
     here = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=here, env=os.environ | {"COUNT_IN": str(marks)}, stderr=subprocess.PIPE)
+    environment = os.environ | {"COUNT_IN": str(marks)}
+    return subprocess.Popen(command, cwd=here, env=environment, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def wait_for_chunks(folder: Path, least: int) -> None:
@@ -108,7 +109,7 @@ def test_interrupted_by_the_keyboard_it_ends_at_once_and_goes_on(tmp_path: Path)
     marks = tmp_path / "marks"
     build = start_build(tmp_path / "set", 8 * CHUNK, 2, marks)
     wait_for_chunks(tmp_path / "set", 2)
-    build.send_signal(signal.SIGINT)
+    os.killpg(build.pid, signal.SIGINT)  # as a terminal does: to all processes in the foreground
     _, noise = build.communicate(timeout=300)
     assert build.returncode != 0
     assert noise.count(b"KeyboardInterrupt") == 1  # the builder's own, none of its processes'
@@ -156,10 +157,10 @@ def test_a_note_that_was_cut_off_is_not_continued(tmp_path: Path) -> None:
 
 
 def test_a_faulty_decoder_and_a_lost_process_are_no_damaged_data(tmp_path: Path) -> None:
-    for workers, kind in ((1, ValueError), (2, RuntimeError)):
-        with pytest.raises(kind, match=r"decoded to uint8 \(3, 3\)"):
+    for workers in (1, 2):
+        with pytest.raises(ValueError, match=r"decoded to uint8 \(3, 3\)"):
             decoded(tmp_path, SOME, decode_wrongly, SHAPE, np.uint8, {}, True, workers)
-    with pytest.raises(process_pool.WorkerLost, match="exit code 3"):
+    with pytest.raises(process_pool.WorkerLost, match="a process that decodes data is gone"):
         list(process_pool.spread_over_processes(os._exit, [(3,), (3,)], 2))
 
 

@@ -3,7 +3,20 @@ import pytest
 import torch
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.partition import Partition, dirichlet, hold_out, iid, pool, probe, split
+from asfedbridge.data.partition import (
+    Partition,
+    by_assignment,
+    by_classes,
+    by_quantity,
+    check_partition,
+    describe_partition,
+    dirichlet,
+    hold_out,
+    iid,
+    pool,
+    probe,
+    split,
+)
 
 Y_TRAIN = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
 Y_TEST = np.random.default_rng(2).permutation(np.repeat(np.arange(10), 30))
@@ -109,8 +122,143 @@ def test_split_chooses_the_kind() -> None:
     assert split("iid", Y_TRAIN, Y_TEST, 3, 5).digest == iid(Y_TRAIN, Y_TEST, 3, 5).digest
     chosen = split("dirichlet", Y_TRAIN, Y_TEST, 3, 5, alpha=0.2)
     assert chosen.digest == dirichlet(Y_TRAIN, Y_TEST, 3, 0.2, 5).digest
-    with pytest.raises(BadInput, match=r"partition 'shards' .* iid, dirichlet"):
+    with pytest.raises(BadInput, match=r"partition=shards: unknown choice.* dirichlet, .*, iid, quantity:BETA"):
         split("shards", Y_TRAIN, Y_TEST, 3, 5)
+
+
+# classes:K
+
+
+def mixtures(y: np.ndarray, shards: tuple[np.ndarray, ...]) -> np.ndarray:
+    return np.stack([np.bincount(y[shard], minlength=10) for shard in shards])
+
+
+@pytest.mark.parametrize(("clients", "count"), [(10, 1), (5, 2), (10, 2), (7, 3), (4, 10), (20, 2), (13, 4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_client_has_k_classes(clients: int, count: int, seed: int) -> None:
+    partition = by_classes(Y_TRAIN, Y_TEST, clients, count, seed)
+    assert_uses_all_once(partition)
+    train, test = mixtures(Y_TRAIN, partition.train), mixtures(Y_TEST, partition.test)
+    assert ((train > 0).sum(1) == count).all()
+    holders = (train > 0).sum(0)
+    assert holders.max() - holders.min() <= 1, "classes have equally many clients"
+    for label in range(10):
+        shares = train[train[:, label] > 0, label]
+        assert shares.max() - shares.min() <= 1, "clients of a class have equally many examples of it"
+        assert (np.abs(test[:, label] - train[:, label] * 30 / 100) < 1).all(), "test sets follow the training mixture"
+    assert (test.sum(1) > 0).all()
+
+
+def test_which_classes_a_client_has_is_drawn() -> None:
+    first = mixtures(Y_TRAIN, by_classes(Y_TRAIN, Y_TEST, 10, 2, 0).train) > 0
+    assert split("classes:2", Y_TRAIN, Y_TEST, 10, 0).digest == by_classes(Y_TRAIN, Y_TEST, 10, 2, 0).digest
+    others = [mixtures(Y_TRAIN, by_classes(Y_TRAIN, Y_TEST, 10, 2, seed).train) > 0 for seed in range(1, 6)]
+    assert all((other != first).any() for other in others)
+    assert len({tuple(row) for row in first}) > 5, "clients do not go in pairs of equal classes"
+
+
+@pytest.mark.parametrize(
+    ("clients", "count", "message"),
+    [
+        (3, 11, "classes:11: the data set has 10 classes: give at most that"),
+        (4, 2, "classes:2: 4 clients cannot hold all 10 classes: give at least classes:3"),
+        (60, 10, "classes:10: client .* would have no test example|60 clients share class 0"),
+    ],
+)
+def test_impossible_numbers_of_classes_are_refused(clients: int, count: int, message: str) -> None:
+    y_train = np.repeat(np.arange(10), 50)
+    with pytest.raises(BadInput, match=message):
+        by_classes(y_train, Y_TEST, clients, count, 0)
+
+
+# quantity:BETA
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0, 100.0])
+@pytest.mark.parametrize("seed", range(10))
+def test_quantity_skews_sizes_and_not_labels(beta: float, seed: int) -> None:
+    partition = by_quantity(Y_TRAIN, Y_TEST, 5, beta, seed)
+    assert_uses_all_once(partition)
+    train, test = mixtures(Y_TRAIN, partition.train), mixtures(Y_TEST, partition.test)
+    assert (train.max(1) - train.min(1) <= 1).all(), "equally many of every class"
+    assert (test.max(1) - test.min(1) <= 1).all()
+    assert (train.sum(1) > 10).all()
+    assert (test.sum(1) > 0).all()
+    assert (np.abs(test.sum(1) - train.sum(1) * 0.3) <= 13).all(), "test sets follow the training sizes"
+
+
+def test_beta_sets_the_skew_of_sizes() -> None:
+    def spread(beta: float) -> float:
+        sizes = [[len(s) for s in by_quantity(Y_TRAIN, Y_TEST, 5, beta, seed, 0).train] for seed in range(40)]
+        return float(np.var(np.array(sizes) / len(Y_TRAIN)))
+
+    for beta in (1.0, 10.0):
+        assert spread(beta) == pytest.approx(0.16 / (5 * beta + 1), rel=0.35)
+    assert split("quantity:1.0", Y_TRAIN, Y_TEST, 5, 3).digest == by_quantity(Y_TRAIN, Y_TEST, 5, 1.0, 3).digest
+
+
+def test_a_hopeless_quantity_is_told() -> None:
+    with pytest.raises(BadInput, match=r"partition=quantity:0.001 with clients=50: no draw in 20 .* raise BETA"):
+        by_quantity(Y_TRAIN, Y_TEST, 50, 0.001, 0, draws=20)
+
+
+# assigned
+
+
+def test_assigned_clients_have_what_the_data_set_says() -> None:
+    train, test = torch.arange(len(Y_TRAIN)) % 3, torch.arange(len(Y_TEST)) % 3
+    partition = split("assigned", Y_TRAIN, Y_TEST, 3, 0, assigned=(train, test))
+    assert_uses_all_once(partition)
+    for client in range(3):
+        assert (train[partition.train[client]] == client).all()
+        assert (test[partition.test[client]] == client).all()
+
+
+def test_test_examples_without_clients_follow_the_training_mixture() -> None:
+    train = (Y_TRAIN >= 5).astype(np.int64)
+    partition = by_assignment(Y_TRAIN, Y_TEST, 2, (train, None), seed=1)
+    assert_uses_all_once(partition)
+    assert mixtures(Y_TEST, partition.test).tolist() == [[30] * 5 + [0] * 5, [0] * 5 + [30] * 5]
+
+
+@pytest.mark.parametrize(
+    ("clients", "ids", "message"),
+    [
+        (2, None, "partition=assigned: the data set assigns no clients: add client_train"),
+        (2, (np.arange(1000) % 3, np.arange(300) % 2), "client_train names client 2: the fleet has clients 0 to 1"),
+        (4, (np.arange(1000) % 3, np.arange(300) % 4), "client_train gives client 3 of 4 no example"),
+        (3, (np.arange(1000) % 3, np.arange(300) % 2), "client_test gives client 2 of 3 no example"),
+        (3, (np.arange(999) % 3, None), "client_train has 999 entries for 1000 examples"),
+    ],
+)
+def test_assignments_that_do_not_fit_are_refused(clients: int, ids: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        by_assignment(Y_TRAIN, Y_TEST, clients, ids)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("iid:3", "write iid"),
+        ("classes", "write classes:K"),
+        ("classes:", "whole number K above 0"),
+        ("classes:1.5", "whole number K above 0"),
+        ("quantity:x", "write quantity:BETA with a number"),
+        ("quantity:0", "write quantity:BETA with a number"),
+        ("quantity:nan", "write quantity:BETA with a number"),
+        ("assign", "did you mean 'assigned'"),
+        ("", "unknown choice"),
+    ],
+)
+def test_partitions_are_spelled_right(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        check_partition(text)
+    assert str(caught.value).startswith(f"partition={text}: ")
+
+
+def test_partitions_are_described_for_tables() -> None:
+    assert describe_partition("dirichlet", 0.1) == "Dirichlet(0.1)"
+    assert describe_partition("classes:2", 0.1) == "classes:2"
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])

@@ -76,6 +76,42 @@ def test_named_fleets_are_the_papers() -> None:
     assert name_fleet("resnet18:ann", at(0.5)) == "resnet18:ann"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("1+1", "1*vgg9@0.125:ann,1*resnet18@0.125:snn"),
+        ("12+30", "12*vgg9@0.125:ann,30*resnet18@0.125:snn"),
+        ("3+0", "3*vgg9@0.125:ann"),
+        ("0+2", "2*resnet18@0.125:snn"),
+        ("2+1@0.5", "2*vgg9@0.5:ann,1*resnet18@0.5:snn"),
+    ],
+)
+def test_any_sum_of_counts_is_a_fleet(name: str, expected: str) -> None:
+    line = name_fleet(name, at(0.125, "vgg9@{w}:ann,resnet18@{w}:snn"))
+    assert line == expected
+    kinds = [client.kind for client in parse_fleet(line, 4)]
+    ann, snn = (int(count) for count in name.partition("@")[0].split("+"))
+    assert kinds == ["ann"] * ann + ["snn"] * snn
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("0+0", r"^fleet '0\+0': 0 clients are out of range; use 1 to 10000$"),
+        ("9999+2", r"^fleet '9999\+2': 10001 clients are out of range; use 1 to 10000$"),
+    ],
+)
+def test_sums_without_clients_or_with_too_many_are_refused(name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        name_fleet(name, at(1.0))
+
+
+@pytest.mark.parametrize("text", ["-1+2", "1+", "+1", "1+1+1", "a+1", "1.5+2"])
+def test_other_sums_are_no_fleets(text: str) -> None:
+    with pytest.raises(BadInput, match=r"write \[count\*\]model"):
+        parse_fleet(name_fleet(text, at(1.0)), 4)
+
+
 def test_named_fleets_take_the_families_of_the_recipe() -> None:
     base = at(0.125, "vgg9@{w}:ann,resnet18-ms@{w}:snn")
     assert name_fleet("3+7", base) == "3*vgg9@0.125:ann,7*resnet18-ms@0.125:snn"

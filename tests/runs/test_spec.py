@@ -51,7 +51,8 @@ def changed(value: Any, hint: Any) -> Any:
     if hint is bool:
         return not value
     if hint is str:
-        return "3*resnet18:ann" if value.endswith(":snn") else "npz:other.npz"
+        another = {"dirichlet": "classes:2"}.get(value, "npz:other.npz")
+        return "3*resnet18:ann" if value.endswith(":snn") else another
     if hint is int:
         return value + 1
     return value * 0.5 + 0.015625
@@ -215,6 +216,9 @@ def test_a_negative_hyper_parameter_is_named(method: str) -> None:
         ("neuron.sharpness", 0.0, "sharpness"),
         ("augment", "flip", "augment=flip: unknown choice; did you mean 'crop+flip'?"),
         ("partition", "dirichlett", "partition=dirichlett: unknown choice; did you mean 'dirichlet'?"),
+        ("partition", "clases:2", "partition=clases:2: unknown choice; did you mean 'classes:K'?"),
+        ("partition", "classes:0", "partition=classes:0: write classes:K with a whole number K above 0"),
+        ("partition", 2, "partition=2 must be text"),
         ("method.direction", "both-ways", "method.direction=both-ways: unknown choice"),
         ("method", 5, "method=5 must be a table"),
         ("method", ["fedavg"], "method="),

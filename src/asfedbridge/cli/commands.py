@@ -103,7 +103,6 @@ def command_list(args: argparse.Namespace) -> int:
 
 
 def command_data(args: argparse.Namespace) -> int:
-    from asfedbridge.data.fetch import fetch
     from asfedbridge.data.sources import registry as sources
     from asfedbridge.report.listings import download_bar, list_topic
 
@@ -112,7 +111,7 @@ def command_data(args: argparse.Namespace) -> int:
         return DONE
     root = sources.data_root(args.data_root)
     if args.action == "fetch":
-        fetch(args.name, root, download_bar(sys.stderr))
+        sources.fetch(args.name, root, download_bar(sys.stderr))
     print("\n".join(sources.check(args.name, root)))
     return DONE
 

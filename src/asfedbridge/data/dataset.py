@@ -31,6 +31,8 @@ class Dataset:
     scaled_to: int = 0  # where every batch is scaled anew ("resized-crop+flip"): the pixels a network sees
     frames: int = 1  # of events, folded into the channels; 1: static images
     notes: tuple[str, ...] = ()  # what was left out
+    client_train: Tensor | None = None  # int64 [N]: the client of each example, for partition=assigned
+    client_test: Tensor | None = None
 
     @property
     def channels(self) -> int:
@@ -48,6 +50,11 @@ class Dataset:
     def image_size(self) -> int:
         """Height and width as a network sees them."""
         return self.scaled_to or self.height
+
+    @property
+    def assigned(self) -> tuple[Tensor, Tensor | None] | None:
+        """The client of each training and each test example, where the set says so."""
+        return None if self.client_train is None else (self.client_train, self.client_test)
 
     def fingerprint(self) -> str:
         """SHA-256 over the four arrays and their shapes: two sets agree exactly when their data do."""
@@ -147,6 +154,8 @@ def take_per_class(data: Dataset, train: int, test: int) -> Dataset:
         y_train=data.y_train[keep_train],
         x_test=data.x_test[keep_test],
         y_test=data.y_test[keep_test],
+        client_train=None if data.client_train is None else data.client_train[keep_train],
+        client_test=None if data.client_test is None else data.client_test[keep_test],
     )
 
 

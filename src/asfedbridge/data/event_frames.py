@@ -15,9 +15,9 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.event_formats import Events
 
 By = Literal["count", "time"]
-MOST = 255  # a count of more is kept as this
-ROOM = 1 << 23  # counts made at once
-MANY = 5  # names that a line can hold
+LARGEST_COUNT = 255  # higher counts are stored as this
+COUNTS_AT_ONCE = 1 << 23  # counts made at once
+MAX_NAMES = 5  # damaged items that a note names; the others are counted
 SQUARES = torch.arange(256) ** 2
 
 
@@ -53,7 +53,7 @@ def frames_of_all(events: Events, offsets: np.ndarray, side: int, size: int, fra
     """The same for recordings that lie one after the other: number k is ``offsets[k]:offsets[k + 1]``."""
     steps = framing.steps
     out = np.empty((len(offsets) - 1, steps * 2, size, size), np.uint8)
-    batch = max(1, ROOM // out[0].size)
+    batch = max(1, COUNTS_AT_ONCE // out[0].size)
     for first in range(0, len(out), batch):
         edges = offsets[first : first + batch + 1]
         part = slice(edges[0], edges[-1])
@@ -84,8 +84,8 @@ def scale(x_train: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def left_out(name: str, items: list[str]) -> tuple[str, ...]:
     if not items:
         return ()
-    more = f" and {len(items) - MANY} more" if len(items) > MANY else ""
-    return (f"{name}: damaged and left out: {', '.join(items[:MANY])}{more}",)
+    more = f" and {len(items) - MAX_NAMES} more" if len(items) > MAX_NAMES else ""
+    return (f"{name}: damaged and left out: {', '.join(items[:MAX_NAMES])}{more}",)
 
 
 def _cells(events: Events, side: int, size: int, frame: np.ndarray) -> np.ndarray:
@@ -96,4 +96,4 @@ def _cells(events: Events, side: int, size: int, frame: np.ndarray) -> np.ndarra
 
 def _counts(cell: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     counts = np.bincount(cell, minlength=int(np.prod(shape)))
-    return np.minimum(counts, MOST).astype(np.uint8).reshape(shape)
+    return np.minimum(counts, LARGEST_COUNT).astype(np.uint8).reshape(shape)

@@ -1,6 +1,10 @@
-"""Image sets in one NumPy archive: `npz:PATH` with x_train, y_train, x_test, y_test and perhaps classes."""
+"""Image sets in one NumPy archive: `npz:PATH` with x_train, y_train, x_test, y_test.
+
+Optional arrays: classes (names), client_train and client_test (the client of each example, for partition=assigned).
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +16,25 @@ from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.memory import check_bytes
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL = ("classes", "client_train", "client_test")
 
 
 def load_npz(name: str, path: Path, image_size: int) -> Dataset:
-    arrays = read_arrays(path)
+    arrays, where = read_arrays(path), str(path)
     halves = {}
     for half in ("train", "test"):
-        x, y = images(path, f"x_{half}", arrays[f"x_{half}"]), labels(path, f"y_{half}", arrays[f"y_{half}"])
+        x, y = images(where, f"x_{half}", arrays[f"x_{half}"]), labels(where, f"y_{half}", arrays[f"y_{half}"])
         if len(x) != len(y):
             raise BadInput(
                 f"{path}: x_{half} has {len(x)} images but y_{half} {len(y)} labels: store one label per image"
             )
         halves[half] = (x, y)
-    classes = class_names(path, arrays.get("classes"), halves["train"][1], halves["test"][1])
-    return assemble(name, halves["train"], halves["test"], classes, "crop+flip", image_size)
+    classes = class_names(where, arrays.get("classes"), halves["train"][1], halves["test"][1])
+    data = assemble(name, halves["train"], halves["test"], classes, "crop+flip", image_size)
+    return with_clients(where, data, arrays.get("client_train"), arrays.get("client_test"))
 
 
-def read_arrays(
-    path: Path, keys: Sequence[str] = KEYS, optional: Sequence[str] = ("classes",)
-) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, keys: Sequence[str] = KEYS, optional: Sequence[str] = OPTIONAL) -> dict[str, np.ndarray]:
     """The required arrays and those of the optional ones that are there; nothing in the file is ever unpickled."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file: give npz:PATH of an archive written by numpy.savez")
@@ -65,65 +69,85 @@ def read_array(path: Path, archive: Mapping[str, np.ndarray], key: str) -> np.nd
     return array
 
 
-def images(path: Path, key: str, x: np.ndarray) -> Tensor:
+def images(where: str, key: str, x: np.ndarray) -> Tensor:
     """uint8 [N, H, W, C] or [N, H, W] as a [N, C, H, W] view."""
     if x.dtype != np.uint8:
         bad = x.dtype.kind == "f" and not np.isfinite(x).all()
         what = f"{x.dtype} with NaN or infinity" if bad else str(x.dtype)
-        raise BadInput(f"{path}: {key} is {what}: convert the pixels to uint8 0..255")
+        raise BadInput(f"{where}: {key} is {what}: convert the pixels to uint8 0..255")
     if x.ndim == 3:
         x = x[..., None]
     if x.ndim != 4:
-        raise BadInput(f"{path}: {key} has shape {x.shape}: store images as [N, H, W, C] or grey [N, H, W]")
+        raise BadInput(f"{where}: {key} has shape {x.shape}: store images as [N, H, W, C] or grey [N, H, W]")
     if x.size == 0:
-        raise BadInput(f"{path}: {key} is empty, shape {x.shape}: store at least one image of every class")
+        raise BadInput(f"{where}: {key} is empty, shape {x.shape}: store at least one image of every class")
     if x.shape[1] < 8 and x.shape[2] == x.shape[3]:
-        raise BadInput(f"{path}: {key} has shape {x.shape}, which looks channels-first: transpose it to [N, H, W, C]")
+        raise BadInput(f"{where}: {key} has shape {x.shape}, which looks channels-first: transpose it to [N, H, W, C]")
     return torch.from_numpy(x).permute(0, 3, 1, 2)
 
 
-def labels(path: Path, key: str, y: np.ndarray) -> Tensor:
+def labels(where: str, key: str, y: np.ndarray) -> Tensor:
     if y.dtype.kind not in "iu":
-        raise BadInput(f"{path}: {key} is {y.dtype}: store labels as integers counted from 0")
+        raise BadInput(f"{where}: {key} is {y.dtype}: store labels as integers counted from 0")
     if y.ndim != 1:
-        raise BadInput(f"{path}: {key} has shape {y.shape}: store one label per image, shape [N]")
+        raise BadInput(f"{where}: {key} has shape {y.shape}: store one label per image, shape [N]")
     if y.size == 0:
-        raise BadInput(f"{path}: {key} is empty: store at least one example of every class")
+        raise BadInput(f"{where}: {key} is empty: store at least one example of every class")
     if y.min() < 0:
-        raise BadInput(f"{path}: {key} holds the negative label {y.min()}: count classes from 0")
+        raise BadInput(f"{where}: {key} holds the negative label {y.min()}: count classes from 0")
     if y.max() > np.iinfo(np.int32).max:
-        raise BadInput(f"{path}: {key} holds the label {y.max()}: count classes from 0 without gaps")
+        raise BadInput(f"{where}: {key} holds the label {y.max()}: count classes from 0 without gaps")
     return torch.from_numpy(y.astype(np.int64))
 
 
-def class_names(path: Path, given: np.ndarray | None, y_train: Tensor, y_test: Tensor) -> tuple[str, ...]:
+def class_names(where: str, given: np.ndarray | None, y_train: Tensor, y_test: Tensor) -> tuple[str, ...]:
     """The names given, or the numbers 0..max; every class must have a training and a test example."""
     highest = max(int(y_train.max()), int(y_test.max()))
     count = highest + 1
     if given is not None:
         if given.ndim != 1 or given.dtype.kind not in "USiu":
-            raise BadInput(f"{path}: classes is {given.dtype} of shape {given.shape}: store a list of names")
+            raise BadInput(f"{where}: classes is {given.dtype} of shape {given.shape}: store a list of names")
         count = len(given)
         if highest >= count:
             raise BadInput(
-                f"{path}: label {highest} is out of range for the {count} names in classes: store one per label"
+                f"{where}: label {highest} is out of range for the {count} names in classes: store one per label"
             )
     if count < 2:
-        raise BadInput(f"{path}: only {count} class: store at least two")
+        raise BadInput(f"{where}: only {count} class: store at least two")
     for half, y in (("training", y_train), ("test", y_test)):
         # Compared with the labels present, not counted up to `count`: a stray huge label must not fill memory.
         present = torch.unique(y)
         gaps = torch.nonzero(present != torch.arange(len(present)))
         missing = int(gaps[0]) if len(gaps) else len(present)
         if missing < count:
-            raise BadInput(f"{path}: class {missing} of {count} has no {half} example: add one or renumber the labels")
+            raise BadInput(f"{where}: class {missing} of {count} has no {half} example: add one or renumber the labels")
     if given is None:
         return tuple(str(label) for label in range(count))
     names = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in given.tolist())
     repeated = next((n for n in names if names.count(n) > 1), None)
     if repeated is not None:
-        raise BadInput(f"{path}: classes names {repeated!r} twice: give every class its own name")
+        raise BadInput(f"{where}: classes names {repeated!r} twice: give every class its own name")
     return names
+
+
+def with_clients(where: str, data: Dataset, train: np.ndarray | None, test: np.ndarray | None) -> Dataset:
+    """The set with the client of each training and each test example; test examples may have none."""
+    if train is None:
+        if test is not None:
+            raise BadInput(f"{where}: client_test without client_train: store the clients of the training examples too")
+        return data
+    own = _client_ids(where, "client_train", train, len(data.y_train))
+    held = None if test is None else _client_ids(where, "client_test", test, len(data.y_test))
+    return replace(data, client_train=own, client_test=held)
+
+
+def _client_ids(where: str, key: str, ids: np.ndarray, count: int) -> Tensor:
+    if ids.dtype.kind not in "iu" or ids.shape != (count,):
+        what = f"{ids.dtype} of shape {ids.shape}"
+        raise BadInput(f"{where}: {key} is {what}: store the number of a client for each of {count} examples")
+    if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        raise BadInput(f"{where}: {key} holds {ids.min()} to {ids.max()}: count clients from 0")
+    return torch.from_numpy(ids.astype(np.int64))
 
 
 def brief(error: BaseException) -> str:

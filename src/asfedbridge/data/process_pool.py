@@ -1,12 +1,14 @@
-"""Independent pieces of work on all cores: processes that end with the one that started them."""
+"""Independent pieces of work on all cores: ``concurrent.futures``, with processes that end with their parent."""
 
 import multiprocessing
 import os
 import signal
-import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 from asfedbridge.core.errors import WorkerLost
@@ -23,7 +25,7 @@ def spread_over_processes(
 ) -> Generator[R, None, None]:
     """``work(*job)`` for every job, in the order they are ready; ``workers`` 0: one for each core.
 
-    Who stops asking stops the processes. With one job or one worker there are none.
+    Closing the generator stops the workers after the jobs they have begun. With one job or one worker there are none.
     """
     workers = min(workers or cores(), len(jobs))
     if workers < 2:
@@ -31,63 +33,43 @@ def spread_over_processes(
         return
     # Not the fork server: it would be running, without what the pool of workers wants in it, when that pool starts.
     context = multiprocessing.get_context("spawn")
-    crew: dict[Connection, Any] = {}
     waiting = iter(jobs)
-    try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is the parent's affair
+    with ProcessPoolExecutor(workers, context, _end_with_parent) as pool:
+
+        def submit(count: int) -> set[Future[R]]:
+            with _interrupts_blocked():  # a worker may be started here, and inherits it: Ctrl-C is for the parent alone
+                return {pool.submit(work, *job) for job in islice(waiting, count)}
+
         try:
-            for _ in range(workers):
-                ours, theirs = context.Pipe()
-                crew[ours] = context.Process(target=_serve, args=(theirs, work), daemon=True)
-                crew[ours].start()
-                theirs.close()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for connection in crew:
-            connection.send(next(waiting))
-        asked = set(crew)
-        while asked:
-            for ready in wait(list(asked)):
-                connection = next(c for c in asked if c is ready)
-                try:
-                    good, answer = connection.recv()
-                except (EOFError, ConnectionError):
-                    raise WorkerLost(
-                        f"a process that decodes data is gone (exit code {_code(crew[connection])}; killed, or out of "
-                        f"memory); run it again, it goes on where it stopped"
-                    ) from None
-                if isinstance(answer, OSError):
-                    raise answer
-                if not good:
-                    raise RuntimeError(f"in a process that decodes data:\n{answer}")
-                job = next(waiting, None)
-                if job is None:
-                    asked.remove(connection)
-                else:
-                    connection.send(job)
-                yield answer
+            running = submit(workers)  # no more at a time, so that closing waits for as few
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    running |= submit(1)
+                    yield future.result()
+        except BrokenProcessPool:
+            raise WorkerLost(
+                "a process that decodes data is gone (killed, or out of memory); run it again, it goes on where it "
+                "stopped"
+            ) from None
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
     finally:
-        for connection, process in crew.items():
-            connection.close()
-            process.kill()
-            process.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Connection, work: Callable[..., Any]) -> None:
-    """Answer until the other end hangs up, as it does when its process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, ConnectionError):
-        while True:
-            job = connection.recv()
-            try:
-                answer: tuple[bool, Any] = (True, work(*job))
-            except OSError as error:
-                answer = (False, error)
-            except Exception:
-                answer = (False, traceback.format_exc())
-            connection.send(answer)
+def _end_with_parent() -> None:
+    """Workers of an executor wait for jobs for ever when their parent is killed: watch it, and end when it ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
 
-def _code(process: Any) -> int | None:
-    process.join(1.0)
-    return process.exitcode
+    threading.Thread(target=watch, daemon=True).start()

@@ -31,7 +31,7 @@ def list_topic(topic: str, root: str | None = None) -> str:
         "models": lambda: _pairs({name: MODELS[name].about for name in sorted(MODELS)}),
         "data": lambda: _pairs({name: f"{what} ({where})" for name, what, where in describe(data_root(root))}),
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
-        "fleets": lambda: _pairs(FLEETS),
+        "fleets": lambda: _pairs(FLEETS | {"N+M": "N*resnet18:ann,M*resnet18:snn for any N and M"}),
         "experiments": lambda: _pairs({name: entry.title for name, entry in EXPERIMENTS.items()}),
         "kernels": lambda: _pairs(dispatch.describe()),
     }[topic]()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.data.partition import describe_partition
 from asfedbridge.runs.records import Record, group_means, ordered
 from asfedbridge.runs.run import Setting
 from asfedbridge.runs.spec import ON_NODES, Spec
@@ -28,7 +29,7 @@ class Progress:
     def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None:
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
         self.began = time.perf_counter()
-        split = "iid" if spec.partition == "iid" else f"Dirichlet({spec.alpha:g})"
+        split = describe_partition(spec.partition, spec.alpha)
         split = "each client's own" if spec.data == ON_NODES else split
         train = sum(c.train_size for c in setting.clients)
         size, frames = setting.task.image_size, setting.task.frames

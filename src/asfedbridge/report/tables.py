@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.data.partition import describe_partition
 from asfedbridge.report.statistics import group_title, read_scores
 from asfedbridge.runs.folder import read_summary
 
@@ -50,7 +51,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     beside = ["Bridge", *(f"fused {group_title(g)}" for g in fused), *nearest]
     rows = [[*head, "best all", *beside, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
-        split = {"iid": "iid", "nodes": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
+        split = "their own" if s["partition"] == "nodes" else describe_partition(s["partition"], s["alpha"], "Dir")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
         rows.append(
             [

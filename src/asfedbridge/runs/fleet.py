@@ -1,7 +1,8 @@
 """Fleets in one line: ``5*resnet18:ann,3*resnet18@0.25:snn:T=8,2*resnet18:qnn:b=4``.
 
 Entries are separated by commas: [count*]model[@width]:kind[:T=steps][:b=bits]. Clients are numbered in the order
-written. Kinds are ann, snn (T steps), bnn (1 bit) and qnn (b bits). The fleets of ``FLEETS`` have names.
+written. Kinds are ann, snn (T steps), bnn (1 bit) and qnn (b bits). The fleets of ``FLEETS`` have names;
+``N+M`` is N ANN and M SNN clients.
 """
 
 import dataclasses
@@ -35,21 +36,24 @@ FLEETS = {
     **{f"ann+{name}": f"5*resnet18:ann,5*resnet18:{kind}" for name, kind in _LOW_BIT.items()},
 }
 
+COUNTS = re.compile(r"(\d+)\+(\d+)")  # N+M; those of ten clients are the paper's, and listed
+
 
 def name_fleet(text: str, base: Sequence[ClientInfo]) -> str:
-    """The line of a named fleet, NAME or NAME@width, in the terms of another fleet; any other text as it is.
+    """The line of a named fleet, NAME or NAME@width (also N+M), in the terms of another fleet; any other text as it is.
 
     Width 1 becomes the width of the widest client of ``base``, and ResNet-18 becomes the family that ``base`` has for
     that kind (or for its first client). The fleet ``architecture`` keeps its families.
     """
     name, at, own = (part.strip() for part in text.partition("@"))
-    if name not in FLEETS:
+    line = _named(name)
+    if line is None:
         return text
     width = max(c.width for c in base)
     if at:
         width = _number(own, float, NARROWEST, WIDEST, f"fleet '{text}': width")
     entries = []
-    for entry in FLEETS[name].split(","):
+    for entry in line.split(","):
         head, _, kind = entry.partition(":")
         model, _, share = head.partition("@")
         count, star, model = model.rpartition("*")
@@ -58,6 +62,16 @@ def name_fleet(text: str, base: Sequence[ClientInfo]) -> str:
         scaled = width * float(share or 1)
         entries.append(f"{count}{star}{model}{'' if scaled == 1 else f'@{scaled:g}'}:{kind}")
     return ",".join(entries)
+
+
+def _named(name: str) -> str | None:
+    counts = COUNTS.fullmatch(name)
+    if not counts:
+        return FLEETS.get(name)
+    ann, snn = (int(count) for count in counts.groups())
+    if not 1 <= ann + snn <= MOST_CLIENTS:
+        raise BadInput(f"fleet '{name}': {ann + snn} clients are out of range; use 1 to {MOST_CLIENTS}")
+    return ",".join(f"{count}*resnet18:{kind}" for kind, count in (("ann", ann), ("snn", snn)) if count)
 
 
 def parse_fleet(text: str, steps: int) -> list[ClientInfo]:

@@ -6,27 +6,21 @@ from typing import Any
 
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
+from asfedbridge.data.sources.registry import SOURCES
 from asfedbridge.runs.spec import Spec
 
-# Settings of a data set in a recipe. A source that is not named here, such as npz:PATH, has none. At cpu scale, a data
-# set with more classes has fewer images per class.
-CPU_SIZES: dict[str, dict[str, Any]] = {
-    "cifar10": {"train_per_class": 150, "image_size": 16},
-    "cifar100": {"train_per_class": 15, "image_size": 16},
-    "tiny-imagenet": {"train_per_class": 15, "image_size": 16},
-    "cifar10-dvs": {"train_per_class": 150, "test_per_class": 100, "image_size": 24},
-}
-EVENTS = {"cifar10-dvs": CPU_SIZES["cifar10-dvs"] | {"twin_rounds": 0}}  # a twin on frames would have another stem
-DEMANDS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {"cifar10-dvs": {"T": 10, "image_size": 48}},
-    "cpu": CPU_SIZES,
-    "extended": CPU_SIZES | EVENTS,
-}
+BASED_ON = {"extended": "cpu"}  # a recipe takes the settings of data sets in the recipe it is derived from
 
 
 def demands(recipe: str, data: str) -> dict[str, Any]:
-    """Fields of the specification that a data set sets in a recipe, unless the user sets them."""
-    return DEMANDS.get(recipe, {}).get(data, {})
+    """Fields of the specification that a data set sets in a recipe, unless the user sets them.
+
+    They are the ``settings`` of its source (data/sources). npz:PATH and folder:PATH have none.
+    """
+    if data not in SOURCES:
+        return {}
+    settings = SOURCES[data].settings
+    return {**settings.get(BASED_ON.get(recipe, ""), {}), **settings.get(recipe, {})}
 
 
 def paper(method: str = "as-fedbridge") -> Spec:

@@ -83,6 +83,7 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
         len(fleet),
         alpha=spec.alpha,
         seed=seeds.seed(spec.seed, "partition"),
+        assigned=dataset.assigned,
     )
     if spec.holdout:
         partition = hold_out(partition, spec.holdout, seeds.seed(spec.seed, "holdout"))

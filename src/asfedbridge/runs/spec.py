@@ -12,6 +12,7 @@ import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
+from asfedbridge.data.partition import check_partition
 from asfedbridge.methods.averaging import Averaging
 from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 
@@ -29,7 +30,7 @@ class Spec:
     frames_by: Literal["count", "time"] = "count"  # how T frames share the events of a recording
     skip_damaged: bool = False  # leave out damaged or missing files of the source instead of stopping
     augment: Literal["auto", "none", "crop", "crop+flip", "resized-crop+flip"] = "auto"  # auto: the source's own
-    partition: Literal["dirichlet", "iid"] = "dirichlet"  # how examples are divided among clients
+    partition: str = "dirichlet"  # or iid, classes:K, quantity:BETA, assigned, flwr:NAME(...); see docs/data.md
     alpha: float = 0.1  # of the Dirichlet partition: smaller is more skewed
     holdout: float = 0.0  # tuning: evaluate on this share of the training images, not on test images
     fleet: str = "5*resnet18:ann,5*resnet18:snn"  # the clients: COUNT*MODEL[@WIDTH]:KIND[:T=STEPS][:b=BITS],...
@@ -89,6 +90,7 @@ class Spec:
                 f"compress={self.compress} with method.bn_buffers=averaged: rounding could make a variance negative; "
                 f"set one of them back (none, local)"
             )
+        check_partition(self.partition)
         parse_fleet(self.fleet, self.T)
 
     def digest(self) -> str:

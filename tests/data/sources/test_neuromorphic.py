@@ -13,11 +13,10 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.event_formats import read_cifar10_dvs, read_nmnist
 from asfedbridge.data.event_frames import Framing, frames_of
-from asfedbridge.data.fetch import fetch
 from asfedbridge.data.loader import Shard
 from asfedbridge.data.sources import neuromorphic
 from asfedbridge.data.sources.neuromorphic import COLLECTIONS, held_out
-from asfedbridge.data.sources.registry import check, describe, load
+from asfedbridge.data.sources.registry import check, describe, fetch, load
 
 T = 3
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +7,20 @@ import torch
 from sklearn.datasets import load_digits
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.sources.registry import SOURCES, check, data_root, describe, load
+from asfedbridge.data.partition import split
+from asfedbridge.data.sources.registry import (
+    SOURCES,
+    check,
+    data_root,
+    describe,
+    fetch,
+    find_source,
+    load,
+    register_data,
+)
+from asfedbridge.runs.recipes import demands, quickstart
+from asfedbridge.runs.run import prepare
+from asfedbridge.runs.spec import apply_overrides
 
 
 def test_digits_are_split_80_20_in_every_class(tmp_path: Path) -> None:
@@ -85,3 +99,129 @@ def test_describe_lists_every_source(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == list(SOURCES)
     assert {name: origin for name, _, origin in rows}["cifar10"] == "asfedbridge data fetch cifar10"
     assert describe() == rows
+
+
+def test_a_source_is_found_by_name_or_by_the_kind_of_its_path() -> None:
+    assert find_source("digits") is SOURCES["digits"]
+    assert find_source("npz:some/file.npz") is SOURCES["npz:PATH"]
+    with pytest.raises(BadInput, match="did you mean cifar10"):
+        find_source("cifar1")
+
+
+# Data sets of the user's
+
+
+def squares(count: int = 60) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (count, 12, 12, 3), dtype=np.uint8), np.arange(count) % 3
+    return {"x_train": x, "y_train": y, "x_test": x[:30], "y_test": y[:30]}
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry with one more set, a user's."""
+    monkeypatch.setattr("asfedbridge.data.sources.registry.SOURCES", before := dict(SOURCES))
+    monkeypatch.setattr("asfedbridge.runs.recipes.SOURCES", before)
+    register_data("squares", about="60 squares", augment="crop", settings={"cpu": {"train_per_class": 7}})(squares)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_set_is_listed_checked_and_refused_like_others(tmp_path: Path) -> None:
+    assert describe(tmp_path)[-1] == ("squares", "60 squares", "registered by test_registry.py")
+    assert check("squares", tmp_path) == ["squares: 60 training and 30 test images, 3x12x12, 3 classes: good"]
+    with pytest.raises(BadInput, match=r"did you mean squares.*folder:PATH, squares$"):
+        load("square", tmp_path)
+    with pytest.raises(BadInput, match="data 'squares' cannot be fetched"):
+        fetch("squares", tmp_path)
+    assert demands("cpu", "squares") == demands("extended", "squares") == {"train_per_class": 7}
+    assert demands("paper", "squares") == {}
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("image_size", "augment", "expected"),
+    [
+        (0, "auto", (12, 12, "crop")),
+        (8, "auto", (8, 8, "crop")),
+        (8, "none", (8, 8, "none")),
+        (0, "resized-crop+flip", (12, 12, "resized-crop+flip")),
+        (16, "resized-crop+flip", (12, 16, "resized-crop+flip")),
+    ],
+)
+def test_a_registered_set_has_any_size_and_augmentation(
+    tmp_path: Path, image_size: int, augment: str, expected: tuple[int, int, str]
+) -> None:
+    data = load("squares", tmp_path, image_size, augment)
+    assert (data.height, data.image_size, data.augment) == expected
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes:2", "quantity:2"])
+def test_a_run_can_use_a_registered_set(tmp_path: Path, partition: str) -> None:
+    changes = {"data": "squares", "image_size": 8, "train_per_class": 18, "partition": partition, "fleet": "1+1"}
+    setting = prepare(apply_overrides(quickstart(), changes), tmp_path)
+    assert setting.task.image_size == 8
+    assert sum(client.train_size for client in setting.clients) == 54
+    assert sum(client.test_size for client in setting.clients) == 30
+
+
+def test_a_function_may_ask_for_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asfedbridge.data.sources.registry.SOURCES", dict(SOURCES))
+    np.savez(tmp_path / "mine.npz", **squares())
+
+    @register_data("mine", about="from the data root")
+    def read_mine(root: Path) -> Any:
+        return dict(np.load(root / "mine.npz", allow_pickle=False))
+
+    data = load("mine", tmp_path)
+    assert data.fingerprint() == load(f"npz:{tmp_path / 'mine.npz'}", tmp_path).fingerprint()
+    assert data.augment == "crop+flip"
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_name_is_given_once(tmp_path: Path) -> None:
+    register_data("squares", about="the same function again, as in a worker process")(squares)
+    for name, message in (
+        ("squares", "two data sets"),
+        ("digits", "two data sets"),
+        ("a b", "'a b'"),
+        ("nodes", "'nodes'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            register_data(name, about="")(test_a_name_is_given_once)
+    with pytest.raises(ValueError, match="unknown augment 'flip'"):
+        register_data("other", about="", augment="flip")
+
+
+# Clients that come with the data
+
+
+def test_an_archive_can_say_which_client_has_which_example(tmp_path: Path) -> None:
+    arrays = squares() | {"client_train": np.arange(60) % 2, "client_test": np.arange(30) // 15}
+    np.savez(tmp_path / "set.npz", **arrays)
+    name = f"npz:{tmp_path / 'set.npz'}"
+    data = load(name, tmp_path)
+    partition = split("assigned", data.y_train, data.y_test, 2, 0, assigned=data.assigned)
+    assert [shard.tolist() for shard in partition.train] == [list(range(0, 60, 2)), list(range(1, 60, 2))]
+    assert [shard.tolist() for shard in partition.test] == [list(range(15)), list(range(15, 30))]
+    changes = {"data": name, "train_per_class": 10, "partition": "assigned", "fleet": "1+1"}
+    setting = prepare(apply_overrides(quickstart(), changes), tmp_path)
+    assert [client.train_size for client in setting.clients] == [15, 15]
+    with pytest.raises(BadInput, match="client_train gives client 2 of 3 no example"):
+        prepare(apply_overrides(quickstart(), changes | {"fleet": "1+2"}), tmp_path)
+    with pytest.raises(BadInput, match="partition=assigned: the data set assigns no clients"):
+        prepare(apply_overrides(quickstart(), changes | {"data": "digits"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("client_train", "message"),
+    [
+        (np.zeros(59, np.int64), "client_train is int64 of shape"),
+        (np.zeros(60), "client_train is float64"),
+        (np.full(60, -1), "client_train holds -1 to -1: count clients from 0"),
+    ],
+)
+def test_clients_in_an_archive_are_checked(tmp_path: Path, client_train: np.ndarray, message: str) -> None:
+    np.savez(tmp_path / "set.npz", **squares(), client_train=client_train)
+    with pytest.raises(BadInput, match=message):
+        load(f"npz:{tmp_path / 'set.npz'}", tmp_path)

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from asfedbridge.cli import main, resolve
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data import decode_cache, fetch
-from asfedbridge.data.archive import Archive
+from asfedbridge.data import decode_cache
+from asfedbridge.data.archive import Archive, state
 from asfedbridge.data.memory_map import Mapped, read
 from asfedbridge.data.sources import tiny_imagenet
-from asfedbridge.data.sources.cifar import state
-from asfedbridge.data.sources.registry import check, describe, load
+from asfedbridge.data.sources.registry import check, describe, fetch, load
 from asfedbridge.runs.run import prepare
 
 CLASSES = ("n02", "n01", "n03")
@@ -225,6 +224,7 @@ from pathlib import Path
 from asfedbridge.data import process_pool
 from asfedbridge.data import decode_cache
 from asfedbridge.data.sources import tiny_imagenet
+from asfedbridge.data.sources.registry import load
 
 tiny_imagenet.EACH = {"train": 12, "val": 2}
 decode_cache.CHUNK = 4
@@ -235,7 +235,7 @@ def slowly(*args):
     print("decoded", args[0].name, flush=True)
     return plain(*args)
 tiny_imagenet.read_image = slowly
-print(tiny_imagenet.load_tiny(Path(sys.argv[1])).fingerprint(), flush=True)
+print(load("tiny-imagenet", Path(sys.argv[1])).fingerprint(), flush=True)
 """
 
 
@@ -281,18 +281,18 @@ def test_an_archive_is_unpacked_and_checked(archive: Path, capsys: pytest.Captur
     assert not (root / tiny_imagenet.FOLDER / "test").exists()
     assert not (root.parent / "evil.txt").exists()
     archive.unlink()
-    fetch.fetch("tiny-imagenet", root)  # nothing is wanted
+    fetch("tiny-imagenet", root)  # nothing is wanted
 
 
 def test_unpacking_goes_on(archive: Path) -> None:
-    fetch.fetch("tiny-imagenet", archive.parent)
+    fetch("tiny-imagenet", archive.parent)
     folder = archive.parent / tiny_imagenet.FOLDER
     kept, lost = folder / "val" / "images" / "val_0.JPEG", folder / "val" / "images" / "val_1.JPEG"
     content, before = lost.read_bytes(), kept.stat().st_mtime_ns
     lost.write_bytes(content[:10])
     (folder / "val" / "images" / "val_2.JPEG").unlink()
     time.sleep(0.01)
-    fetch.fetch("tiny-imagenet", archive.parent)
+    fetch("tiny-imagenet", archive.parent)
     assert lost.read_bytes() == content
     assert kept.stat().st_mtime_ns == before
 
@@ -300,7 +300,7 @@ def test_unpacking_goes_on(archive: Path) -> None:
 def test_a_damaged_archive_is_put_aside(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(BadInput, match=r"zip is damaged.*moved to tiny-imagenet-200\.zip\.bad"):
-        fetch.fetch("tiny-imagenet", archive.parent)
+        fetch("tiny-imagenet", archive.parent)
 
 
 def test_the_command_line_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

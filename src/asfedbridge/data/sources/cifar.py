@@ -5,6 +5,7 @@ import hashlib
 import io
 import pickle
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.archive import Archive
+from asfedbridge.data.archive import Archive, Progress, extract, make_folder, obtain, state
 from asfedbridge.data.dataset import Dataset, assemble
+from asfedbridge.data.sources.registry import Request, Source, add_source
 
 STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
@@ -23,6 +25,8 @@ STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 class Release(Archive):
     """An archive with what is in it, and how its dictionaries name things."""
 
+    about: str
+    train_per_class: int  # at cpu scale: fewer images of more classes
     folder: str
     train: dict[str, str]  # file name -> MD5
     test: dict[str, str]
@@ -39,6 +43,8 @@ RELEASES = {
     "cifar10": Release(
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         md5="c58f30108f718f92721af3b95e74349a",
+        about="60 000 photographs, 32x32 RGB, 10 classes",
+        train_per_class=150,
         folder="cifar-10-batches-py",
         train={
             "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -55,6 +61,8 @@ RELEASES = {
     "cifar100": Release(
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         md5="eb9058c3a382ffc7106e4002c42a8d85",
+        about="60 000 photographs, 32x32 RGB, 100 classes",
+        train_per_class=15,
         folder="cifar-100-python",
         train={"train": "16019d7e3df5f24257cddd939b257f8d"},
         test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
@@ -65,14 +73,14 @@ RELEASES = {
 }
 
 
-def load_cifar(name: str, root: Path, image_size: int) -> Dataset:
-    release = RELEASES[name]
-    contents = {file: read_verified(name, root, file) for file in release.files}
+def load_cifar(request: Request) -> Dataset:
+    name, release = request.name, RELEASES[request.name]
+    contents = {file: read_verified(name, request.root, file) for file in release.files}
     train = _stack(release, [contents[file] for file in release.train])
     test = _stack(release, [contents[file] for file in release.test])
     (meta,) = (contents[file] for file in release.meta)
     classes = tuple(label.decode() for label in meta[release.label_names])
-    return assemble(name, train, test, classes, "crop+flip", image_size, STATISTICS)
+    return assemble(name, train, test, classes, "crop+flip", request.stored_size, STATISTICS)
 
 
 def read_verified(name: str, root: Path, file: str) -> dict[bytes, Any]:
@@ -94,16 +102,29 @@ def read_verified(name: str, root: Path, file: str) -> dict[bytes, Any]:
         raise BadInput(f"{path} is refused ({error}): {remedy(name, root)}") from error
 
 
-def state(path: Path, expected: str) -> str:
-    """ "good", "missing", or what is wrong with the file."""
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return f"unreadable ({error.strerror})"
-    return "good" if found == expected else f"damaged (md5 {found}, expected {expected})"
+def is_here(name: str, root: Path) -> bool:
+    release = RELEASES[name]
+    return all((root / release.folder / file).is_file() for file in release.files)
+
+
+def fetch(name: str, root: Path, progress: Progress) -> Path:
+    release = RELEASES[name]
+    folder = root / release.folder
+    wanted = {file: md5 for file, md5 in release.files.items() if state(folder / file, md5) != "good"}
+    if wanted:
+        make_folder(folder)
+        extract(obtain(release, root, progress), folder, wanted)
+    return folder
+
+
+def check(name: str, root: Path) -> list[str]:
+    release = RELEASES[name]
+    paths = {root / release.folder / file: md5 for file, md5 in release.files.items()}
+    states = {path: state(path, md5) for path, md5 in paths.items()}
+    bad = [f"{path} is {found}" for path, found in states.items() if found != "good"]
+    if bad:
+        raise BadInput(f"{'; '.join(bad)}: {remedy(name, root)}")
+    return [f"{path}: good" for path in states]
 
 
 def remedy(name: str, root: Path) -> str:
@@ -139,3 +160,17 @@ def _stack(release: Release, batches: list[dict[bytes, Any]]) -> tuple[Tensor, T
     pixels = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
     labels = np.concatenate([batch[release.labels] for batch in batches]).astype(np.int64)
     return torch.from_numpy(pixels), torch.from_numpy(labels)
+
+
+for _name, _release in RELEASES.items():
+    add_source(
+        Source(
+            name=_name,
+            about=_release.about,
+            load=load_cifar,
+            is_here=partial(is_here, _name),
+            fetch=partial(fetch, _name),
+            check=partial(check, _name),
+            settings={"cpu": {"train_per_class": _release.train_per_class, "image_size": 16}},
+        )
+    )

@@ -4,10 +4,11 @@ N-MNIST: Orchard et al., Frontiers in Neuroscience 2015. CIFAR10-DVS: Li et al.,
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from asfedbridge.data.decode_cache import decoded, stamp
 from asfedbridge.data.event_formats import DVS128_SIDE, NMNIST_SIDE, Events, read_cifar10_dvs, read_nmnist
 from asfedbridge.data.event_frames import Framing, check_size, frames_of, left_out, scale
 from asfedbridge.data.npz import class_names
+from asfedbridge.data.sources.registry import Request, Source, add_source
 
 FORMAT = 1  # counted up whenever the same recording gives other frames than before: old stores are then left alone
 HELD_OUT = 0.1  # of CIFAR10-DVS, which has no official test set
@@ -27,6 +29,7 @@ HELD_OUT = 0.1  # of CIFAR10-DVS, which has no official test set
 class Collection:
     """A published set: one file for each recording, in a folder for each class."""
 
+    about: str
     classes: tuple[str, ...]
     halves: tuple[str, ...]  # folders of training and test recordings; none: they are told apart by their names
     suffix: str
@@ -36,10 +39,12 @@ class Collection:
     augment: str
     official: int  # recordings in all
     origin: str
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see Source
 
 
 COLLECTIONS = {
     "nmnist": Collection(
+        about="70 000 event recordings of handwritten digits, 34x34, T frames of 2 polarities, 10 classes",
         classes=tuple("0123456789"),
         halves=("Train", "Test"),
         suffix=".bin",
@@ -51,6 +56,7 @@ COLLECTIONS = {
         origin="Train.zip and Test.zip of https://www.garrickorchard.com/datasets/n-mnist",
     ),
     "cifar10-dvs": Collection(
+        about="10 000 event recordings of photographs, 48x48 of 128x128, T frames of 2 polarities, 10 classes",
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         halves=(),
         suffix=".aedat",
@@ -60,6 +66,11 @@ COLLECTIONS = {
         augment="crop+flip",
         official=10_000,
         origin="the ten archives of https://doi.org/10.6084/m9.figshare.4724671",
+        settings={
+            "paper": {"T": 10, "image_size": 48},
+            "cpu": {"train_per_class": 150, "test_per_class": 100, "image_size": 24},
+            "extended": {"twin_rounds": 0},  # a twin on frames would have another stem
+        },
     ),
 }
 
@@ -98,10 +109,22 @@ def decode(item: str, name: str, root: str, size: int, framing: Framing) -> np.n
     return frames_of(known.read(Path(root, name, item)), known.side, size, framing)
 
 
-def load_collection(name: str, root: Path, image_size: int, framing: Framing, skip_damaged: bool) -> Dataset:
-    """Frames of a published set, from the store of decoded ones in ``root``."""
+def is_here(name: str, root: Path) -> bool:
+    return (root / name).is_dir()
+
+
+def check_count(name: str, root: Path) -> list[str]:
+    found, official = sum(map(len, find(name, root))), COLLECTIONS[name].official
+    if found != official:
+        raise BadInput(f"{root / name}: {found} recordings, there are {official}: {remedy(name, root)}")
+    return []
+
+
+def load_collection(request: Request) -> Dataset:
+    """Frames of a published set, from the store of decoded ones in the data root."""
+    name, root, framing = request.name, request.root, request.framing
     known = COLLECTIONS[name]
-    size = check_size(name, image_size or known.size, known.side)
+    size = check_size(name, request.stored_size or known.size, known.side)
     halves = find(name, root)
     items = [item for half in halves for item in half]
     store = decoded(
@@ -118,7 +141,7 @@ def load_collection(name: str, root: Path, image_size: int, framing: Framing, sk
             "size": size,
             "split": "official" if known.halves else f"sha256 of the name below {HELD_OUT}",
         },
-        skip_damaged,
+        request.skip_damaged,
     )
     label = {text: number for number, text in enumerate(known.classes)}
     y = torch.tensor([label[Path(item).parent.name] for item in items])
@@ -130,6 +153,20 @@ def load_collection(name: str, root: Path, image_size: int, framing: Framing, sk
         else (slice(first), slice(first, None))
     )
     train, test = ((torch.from_numpy(store.rows[part]), y[part]) for part in parts)
-    classes = class_names(root / name, np.array(known.classes), train[1], test[1])
+    classes = class_names(str(root / name), np.array(known.classes), train[1], test[1])
     data = assemble(name, train, test, classes, known.augment, 0, scale(train[0]))
     return replace(data, frames=framing.steps, notes=left_out(name, [items[n] for n in store.damaged]))
+
+
+for _name, _collection in COLLECTIONS.items():
+    add_source(
+        Source(
+            name=_name,
+            about=_collection.about,
+            load=load_collection,
+            is_here=partial(is_here, _name),
+            instructions=partial(remedy, _name),
+            check=partial(check_count, _name),
+            settings=_collection.settings,
+        )
+    )

@@ -1,38 +1,127 @@
-"""The data sets a run can name, and where they are looked for."""
+"""All data sets by name. A set is declared once: by a ``Source`` in a file of this package, or by ``register_data``.
+
+Runs, recipes, ``asfedbridge data`` and ``asfedbridge list data`` read nothing but this registry.
+"""
 
 import difflib
+import inspect
 import os
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import Any, TypeVar
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.dataset import LARGEST, Dataset, assemble, check_image_size
+from asfedbridge.data.adapters import as_dataset
+from asfedbridge.data.archive import Progress
+from asfedbridge.data.dataset import LARGEST, Dataset, check_image_size
 from asfedbridge.data.event_frames import Framing
-from asfedbridge.data.image_folder import load_folder
-from asfedbridge.data.npz import load_npz
-from asfedbridge.data.npz_events import holds_events, load_event_arrays
+from asfedbridge.data.loader import AUGMENTATIONS
 from asfedbridge.data.random_crop import RESIZED, enlarged
-from asfedbridge.data.sources import tiny_imagenet
-from asfedbridge.data.sources.cifar import RELEASES, load_cifar, remedy, state
-from asfedbridge.data.sources.neuromorphic import COLLECTIONS, find, load_collection
-from asfedbridge.data.sources.neuromorphic import remedy as collection_remedy
 
-SOURCES = {
-    "digits": "1 797 handwritten digits, 8x8 grey, 10 classes",
-    "cifar10": "60 000 photographs, 32x32 RGB, 10 classes",
-    "cifar100": "60 000 photographs, 32x32 RGB, 100 classes",
-    "tiny-imagenet": "110 000 photographs, 64x64 RGB, 200 classes; served at 224x224 unless image_size says otherwise",
-    "nmnist": "70 000 event recordings of handwritten digits, 34x34, T frames of 2 polarities, 10 classes",
-    "cifar10-dvs": "10 000 event recordings of photographs, 48x48 of 128x128, T frames of 2 polarities, 10 classes",
-    "npz:PATH": "your own uint8 arrays x_train, y_train, x_test, y_test [, classes], or events (docs/events.md)",
-    "folder:PATH": "your own images, train/CLASS/* and test/CLASS/*",
-}
-
+PATH = ":PATH"  # ends the name of a source that reads a file or folder of the user's
 AS_PAPER = Framing()
-DIGITS_SPLIT_SEED = 20240229  # the split belongs to the data set: no run seed moves it
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks of a data set."""
+
+    name: str  # as the user wrote it
+    root: Path  # the folder of downloaded sets
+    image_size: int = 0  # 0: the source's own
+    augment: str = "auto"  # auto: the source's own
+    skip_damaged: bool = False  # go on without files that are damaged or missing
+    framing: Framing = AS_PAPER  # how events become frames
+
+    @property
+    def path(self) -> str:
+        """What follows npz: or folder:."""
+        return self.name.partition(":")[2]
+
+    @property
+    def stored_size(self) -> int:
+        """The size to resize images to when they are read; 0: none, also where every batch is scaled anew."""
+        return 0 if self.augment == RESIZED else self.image_size
+
+    @property
+    def stored_size_of_any(self) -> int:
+        """The same for images of unequal sizes: where batches are scaled anew, as large as evaluation needs them."""
+        if self.augment == RESIZED and self.image_size:
+            return min(enlarged(self.image_size), LARGEST)
+        return self.stored_size
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: what it is, where it comes from, how it is read, and its settings in the recipes."""
+
+    name: str
+    about: str  # one line for ``asfedbridge list data``
+    load: Callable[[Request], Dataset]
+    origin: str = ""  # where it comes from, if it is not fetched
+    is_here: Callable[[Path], bool] | None = None  # whether its files are in the data root
+    fetch: Callable[[Path, Progress], Path] | None = None  # download into the data root; returns the set's folder
+    instructions: Callable[[Path], str] | None = None  # how to get its files by hand, if they cannot be downloaded
+    check: Callable[[Path], list[str]] | None = None  # checks that loading does not make; lines about what is good
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # recipe -> fields of the specification
+
+
+SOURCES: dict[str, Source] = {}
+
+
+def add_source(source: Source) -> None:
+    SOURCES[source.name] = source
+
+
+def register_data(
+    name: str, about: str, augment: str = "crop+flip", settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> Callable[[F], F]:
+    """Decorator for a function that returns a data set; a run uses it as ``data=NAME``.
+
+    The function takes no arguments, or the folder of downloaded sets as ``root``. It returns a ``Dataset``, a mapping
+    of arrays as in an npz archive (x_train, y_train, x_test, y_test and perhaps classes, client_train, client_test),
+    or training and test set, as a pair or under the keys "train" and "test", each of which ``as_arrays`` can read.
+    ``augment`` is the augmentation of runs with ``augment=auto``. ``settings`` are fields of the specification by
+    recipe, e.g. {"cpu": {"train_per_class": 50}}; a run applies them unless the user sets them.
+    """
+    if not name or set(name) & set(":,= ") or name == "nodes":
+        raise ValueError(f"a data set cannot be called '{name}': leave out spaces and any of : , =")
+    if augment not in AUGMENTATIONS:
+        raise ValueError(f"data set '{name}': unknown augment '{augment}': choose from {', '.join(AUGMENTATIONS)}")
+
+    def enter(function: F) -> F:
+        known = SOURCES.get(name)
+        # A worker process runs the main script again under another name: the same function, not a second one.
+        if known and getattr(known.load, "function", None) != function.__qualname__:
+            raise ValueError(f"two data sets are called '{name}'")
+        load = _Registered(function, augment)
+        origin = f"registered by {Path(inspect.getfile(function)).name}"
+        add_source(Source(name, about, load, origin, settings=settings or {}))
+        return function
+
+    return enter
+
+
+class _Registered:
+    def __init__(self, read: Callable[..., Any], augment: str) -> None:
+        self.read, self.augment, self.function = read, augment, read.__qualname__
+        self.takes_root = "root" in inspect.signature(read).parameters
+
+    def __call__(self, request: Request) -> Dataset:
+        found = self.read(root=request.root) if self.takes_root else self.read()
+        sizes = request.stored_size, request.stored_size_of_any
+        return as_dataset(request.name, found, self.augment, *sizes, request.framing, request.skip_damaged)
+
+
+def find_source(name: str) -> Source:
+    """The source of ``data=NAME``; BadInput with the nearest name if there is none."""
+    kind, colon, path = name.partition(":")
+    found = SOURCES.get(kind + PATH) if path else SOURCES.get(name) if not colon else None
+    if found is None:
+        raise unknown(name)
+    return found
 
 
 def data_root(given: str | None) -> Path:
@@ -53,73 +142,50 @@ def load(
     skip_damaged: bool = False,
     framing: Framing = AS_PAPER,
 ) -> Dataset:
-    """A whole set, in memory or on disk; `root` holds downloaded sets.
+    """A whole set, in memory or on disk.
 
-    `image_size` 0 and `augment` "auto" are the source's own. Resizing takes the central square of each image and
-    scales it, once; with "resized-crop+flip" images stay as they are stored and every batch is scaled anew.
-    `skip_damaged` goes on without files that are damaged or missing; `framing` is how events become frames.
+    Resizing takes the central square of each image and scales it, once; with "resized-crop+flip" images stay as they
+    are stored and every batch is scaled anew.
     """
     check_image_size(image_size)
-    if name == tiny_imagenet.NAME:
-        return tiny_imagenet.load_tiny(root, image_size, augment, skip_damaged)
-    if augment != RESIZED:
-        data = read_source(name, root, image_size, skip_damaged, framing)
-        return data if augment == "auto" else replace(data, augment=augment)
-    # Files have any size and shape: they are kept as large as evaluation wants them.
-    stored = enlarged(image_size) if image_size and name.startswith("folder:") else 0
-    data = read_source(name, root, min(stored, LARGEST), skip_damaged, framing)
-    return replace(data, augment=RESIZED, scaled_to=image_size or data.height)
+    data = find_source(name).load(Request(name, root, image_size, augment, skip_damaged, framing))
+    if augment == "auto":
+        return data
+    scaled_to = data.scaled_to or image_size or data.height
+    return replace(data, augment=augment, scaled_to=scaled_to if augment == RESIZED else 0)
 
 
-def read_source(name: str, root: Path, image_size: int, skip_damaged: bool, framing: Framing) -> Dataset:
-    kind, _, path = name.partition(":")
-    if kind == "npz" and path:
-        file = Path(path).expanduser()
-        if holds_events(file):
-            return load_event_arrays(name, file, image_size, framing, skip_damaged)
-        return load_npz(name, file, image_size)
-    if kind == "folder" and path:
-        return load_folder(name, Path(path).expanduser(), image_size)
-    if name in RELEASES:
-        return load_cifar(name, root, image_size)
-    if name in COLLECTIONS:
-        return load_collection(name, root, image_size, framing, skip_damaged)
-    if name == "digits":
-        return load_digits(name, image_size)
-    raise unknown(name)
+def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: None) -> Path:
+    """Bring the set's files into `root` and return their folder; whatever is already there and good is kept.
+
+    An archive put into `root` by hand is used as it is, without network.
+    """
+    source = SOURCES.get(name)
+    if source and source.fetch:
+        return source.fetch(root, progress)
+    if source and source.instructions:
+        raise BadInput(f"data {name!r} is not fetched automatically: {source.instructions(root)}")
+    known = ", ".join(other.name for other in SOURCES.values() if other.fetch)
+    raise BadInput(f"data {name!r} cannot be fetched: choose from {known}; other sets need no download")
 
 
 def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
     """(name, what it is, where it comes from) for every source; with `root`, whether it has been fetched."""
-    origins = {"digits": "comes with scikit-learn, always ready"}
-    for name, release in RELEASES.items():
-        here = root is not None and all((root / release.folder / file).is_file() for file in release.files)
-        origins[name] = f"in {root}" if here else f"asfedbridge data fetch {name}"
-    for name in COLLECTIONS:
-        here = root is not None and (root / name).is_dir()
-        origins[name] = f"in {root}" if here else f"where to put it: asfedbridge data fetch {name}"
-    here = root is not None and (root / tiny_imagenet.FOLDER / "wnids.txt").is_file()
-    origins[tiny_imagenet.NAME] = f"in {root}" if here else f"asfedbridge data fetch {tiny_imagenet.NAME}"
-    return [(name, what, origins.get(name, "read from PATH")) for name, what in SOURCES.items()]
+    rows = []
+    for name, source in SOURCES.items():
+        origin = source.origin or f"asfedbridge data fetch {name}"
+        if source.instructions:
+            origin = f"where to put it: {origin}"
+        if root is not None and source.is_here and source.is_here(root):
+            origin = f"in {root}"
+        rows.append((name, source.about, origin))
+    return rows
 
 
 def check(name: str, root: Path) -> list[str]:
     """Lines saying what was found good; BadInput, naming all that is not, if anything is missing or damaged."""
-    lines = []
-    if name in RELEASES:
-        release = RELEASES[name]
-        states = {
-            root / release.folder / file: state(root / release.folder / file, md5)
-            for file, md5 in release.files.items()
-        }
-        bad = [f"{path} is {found}" for path, found in states.items() if found != "good"]
-        if bad:
-            raise BadInput(f"{'; '.join(bad)}: {remedy(name, root)}")
-        lines = [f"{path}: good" for path in states]
-    if name in COLLECTIONS:
-        found, official = sum(map(len, find(name, root))), COLLECTIONS[name].official
-        if found != official:
-            raise BadInput(f"{root / name}: {found} recordings, there are {official}: {collection_remedy(name, root)}")
+    source = find_source(name)
+    lines = source.check(root) if source.check else []
     data = load(name, root)
     size = f"{data.channels}x{data.height}x{data.width}"
     what = "images" if data.frames == 1 else f"examples of {data.frames} frames"
@@ -134,22 +200,3 @@ def unknown(name: str) -> BadInput:
     full = next((source for source in SOURCES if near and source.startswith(near[0])), None)
     hint = f"did you mean {full}? " if full else ""
     return BadInput(f"data {name!r} is not known: {hint}choose from {', '.join(SOURCES)}")
-
-
-def load_digits(name: str, image_size: int) -> Dataset:
-    """scikit-learn's digits with a fixed stratified 80/20 split."""
-    from sklearn.datasets import load_digits as read_digits
-
-    bunch = read_digits()
-    x = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
-    y = bunch.target.astype(np.int64)
-    rng = np.random.default_rng(DIGITS_SPLIT_SEED)
-    held = np.zeros(len(y), dtype=bool)
-    for label in range(10):
-        members = rng.permutation(np.flatnonzero(y == label))
-        held[members[: round(0.2 * len(members))]] = True
-    train, test = torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
-    target = torch.from_numpy(y)
-    classes = tuple(str(label) for label in range(10))
-    # A flipped digit is no digit: crops only.
-    return assemble(name, (x[train], target[train]), (x[test], target[test]), classes, "crop", image_size)

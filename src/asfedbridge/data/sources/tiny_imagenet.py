@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.archive import Archive
+from asfedbridge.data.archive import Archive, Progress, make_folder, obtain, unzip
 from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.decode_cache import decoded, refusal, stamp
 from asfedbridge.data.image_folder import read_image
 from asfedbridge.data.memory_map import Mapped
 from asfedbridge.data.random_crop import RESIZED
+from asfedbridge.data.sources.registry import Request, Source, add_source
 
 NAME, FOLDER = "tiny-imagenet", "tiny-imagenet-200"
 ARCHIVE = Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
@@ -27,7 +28,7 @@ SIZE = 224  # of the protocol: what image_size=0 gives
 EACH = {"train": 500, "val": 50}  # images of a class
 STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of ImageNet
 SUFFIXES = {".jpeg", ".jpg"}
-AT_MOST = 3  # of the things that are missing are named, the others counted
+MAX_NAMES = 3  # missing things that a message names; the others are counted
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,10 @@ class Listing:
     labels: list[int]
 
 
-def load_tiny(root: Path, image_size: int = 0, augment: str = "auto", skip_damaged: bool = False) -> Dataset:
-    """With no size given, and beyond 64 pixels: resized crops, to 224 or the size given. Else CIFAR's kind of crops.
-
-    ``skip_damaged`` goes on without images that are damaged or missing.
-    """
+def load_tiny(request: Request) -> Dataset:
+    """With no size given, and beyond 64 pixels: resized crops, to 224 or the size given. Else CIFAR's kind of crops."""
+    root, image_size, augment = request.root, request.image_size, request.augment
+    skip_damaged = request.skip_damaged
     if augment == "auto":
         augment = RESIZED if image_size == 0 or image_size > SIDE else "crop+flip"
     folder = root / FOLDER
@@ -65,6 +65,21 @@ def load_tiny(root: Path, image_size: int = 0, augment: str = "auto", skip_damag
     stored = 0 if augment == RESIZED else image_size
     data = assemble(NAME, training, testing, tuple(classes.values()), augment, stored, STATISTICS)
     return replace(data, scaled_to=image_size or SIZE) if augment == RESIZED else data
+
+
+def is_here(root: Path) -> bool:
+    return (root / FOLDER / "wnids.txt").is_file()
+
+
+def fetch(root: Path, progress: Progress) -> Path:
+    """All of the set but the test images, which have no labels."""
+    folder = root / FOLDER
+    try:
+        list_images(folder, list(read_classes(folder)), skip_missing=False)
+    except BadInput:
+        make_folder(root)
+        unzip(obtain(ARCHIVE, root, progress), root, FOLDER, progress)
+    return folder
 
 
 def read_classes(folder: Path) -> dict[str, str]:
@@ -103,8 +118,8 @@ def list_images(folder: Path, classes: Sequence[str], skip_missing: bool) -> tup
             if len(files) < EACH[half]:
                 missing.append(f"{EACH[half] - len(files)} of {EACH[half]} {half} images of {wnid}")
     if missing and not skip_missing:
-        more = f" and {len(missing) - AT_MOST} more" if len(missing) > AT_MOST else ""
-        raise refusal(f"{folder} lacks {', '.join(missing[:AT_MOST])}{more}: {remedy(folder)}")
+        more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
+        raise refusal(f"{folder} lacks {', '.join(missing[:MAX_NAMES])}{more}: {remedy(folder)}")
     train_files, val_files = (
         Listing([f for group in groups for f in group], [n for n, group in enumerate(groups) for _ in group])
         for groups in (train, val)
@@ -145,3 +160,15 @@ def remedy(path: Path) -> str:
         f"run `asfedbridge data fetch {NAME}`, or download {ARCHIVE.url} elsewhere, put it at {root / ARCHIVE.archive} "
         f"and run that"
     )
+
+
+add_source(
+    Source(
+        name=NAME,
+        about="110 000 photographs, 64x64 RGB, 200 classes; served at 224x224 unless image_size says otherwise",
+        load=load_tiny,
+        is_here=is_here,
+        fetch=fetch,
+        settings={"cpu": {"train_per_class": 15, "image_size": 16}},
+    )
+)

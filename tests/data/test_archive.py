@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.fetch import fetch
 from asfedbridge.data.sources import cifar
-from asfedbridge.data.sources.registry import check, load
+from asfedbridge.data.sources.registry import check, fetch, load
 
 Pack = Callable[..., bytes]
 ARCHIVE = "cifar-10-python.tar.gz"
