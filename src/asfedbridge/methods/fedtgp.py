@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import payload, seeds
+from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload, register
@@ -72,6 +73,9 @@ class FedTGP(PrototypeMethod):
     def generator_shapes(self, task: Task) -> Shapes:
         """What the server trains: the object that AS-FedBridge's cost table counts."""
         return payload.shapes(outline(task.classes, task.feature_dim))
+
+    def table_upload(self, task: Task, client: ClientInfo) -> int:
+        return encoded_bytes(self.generator_shapes(task), "none")
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
         generator = outline(task.classes, task.feature_dim).to_empty(device="cpu")
