@@ -9,10 +9,11 @@ from statistics import NormalDist
 import pytest
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.privacy import Mechanism
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.methods.fedproto import FedProto
 from asfedbridge.runs.folder import RELEASES, RunFolder, read_releases
-from asfedbridge.runs.privacy import as_private, load_library, spent_epsilon, summarise_privacy
+from asfedbridge.runs.privacy import load_library, spent_epsilon, summarise_privacy
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.spec import apply_overrides
 
@@ -53,16 +54,16 @@ def test_epsilon_is_monotone() -> None:
 
 def test_the_busiest_client_counts() -> None:
     method = FedAvg(noise=2.0, clip_update=1.0)
-    told = summarise_privacy(method, [[0, 1], [1, 2], [1, 3], [0]])
+    told = summarise_privacy(method.mechanism, [[0, 1], [1, 2], [1, 3], [0]])
     assert told["releases"] == 3
     assert told["epsilon"] == spent_epsilon(2.0, 3, 1e-5)
-    assert summarise_privacy(method, [])["epsilon"] == 0
+    assert summarise_privacy(method.mechanism, [])["epsilon"] == 0
 
 
 def test_who_is_private() -> None:
-    assert as_private(FedAvg(noise=1.0, clip_update=1.0))
-    assert as_private(FedAvg(clip_update=1.0)) is None
-    assert as_private(FedProto()) is None
+    assert FedAvg(noise=1.0, clip_update=2.0, delta=1e-6).mechanism == Mechanism(1.0, 2.0, "system", 1e-6)
+    assert FedAvg(clip_update=1.0).mechanism is None
+    assert FedProto().mechanism is None
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,9 @@ def controls(model: str, width: float) -> dict[str, tuple[list[ClientInfo], bool
 
 
 def bridge_for(task: Task, method: Method) -> nn.Module:
-    """The shared network of a method's own size, else the paper's."""
-    return outline_bridge(task, getattr(method, "bridge_width", 1.0), getattr(method, "bridge_norm", "batch"))
+    """The method's shared network, or the paper's Bridge where it has none."""
+    own = method.shared_network(task)
+    return outline_bridge(task, width=1.0, norm="batch") if own is None else own
 
 
 @lru_cache(maxsize=64)

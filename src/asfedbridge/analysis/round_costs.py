@@ -8,29 +8,22 @@ from torch import nn
 
 from asfedbridge.analysis.costs import Measured, Operations, full_precision, mean_of
 from asfedbridge.analysis.operations import Profile, profile
-from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import MB
 from asfedbridge.core.protocol import Client, ClientInfo, Method, Task, first_of_each
 from asfedbridge.data.loader import Shard
-from asfedbridge.methods.fedtgp import FedTGP
 from asfedbridge.models.zoo import outline_backbone
 
 UNKNOWN = Operations(sops=None, sops_by_rate=None)
-
-
-def uses_bridge(task: Task, method: Method, clients: Sequence[ClientInfo]) -> bool:
-    return any(len(method.client_passes(task, c)) > 1 for c in first_of_each(clients))
 
 
 def payload_cost(task: Task, method: Method, clients: Sequence[ClientInfo]) -> dict[str, float]:
     """Largest payloads of a round in MB: means over clients, and what passes the server."""
     ups = [method.largest_upload(task, c) / MB for c in clients]
     downs = [method.largest_download(task, c) / MB for c in clients]
-    up = sum(ups) / len(ups)
-    # The paper's table counts the generator of FedTGP, which stays on the server.
-    table = encoded_bytes(method.generator_shapes(task), "none") / MB if isinstance(method, FedTGP) else up
-    return {"up_mb": up, "down_mb": sum(downs) / len(downs), "table_mb": table, "server_mb": sum(ups) + sum(downs)}
+    counted = [method.table_upload(task, c) / MB for c in clients]
+    means = {name: sum(mb) / len(mb) for name, mb in (("up_mb", ups), ("down_mb", downs), ("table_mb", counted))}
+    return means | {"server_mb": sum(ups) + sum(downs)}
 
 
 def training_cost(

@@ -21,6 +21,7 @@ def resolve(words: Sequence[str]) -> Any:
 
     A recipe applies the settings of the data set; a file is used as it is.
     """
+    from asfedbridge.methods import DEFAULT
     from asfedbridge.runs.recipes import RECIPES, demands, quickstart
     from asfedbridge.runs.spec import apply_overrides, from_table
     from asfedbridge.runs.toml import parse_assignment, read_toml
@@ -36,8 +37,8 @@ def resolve(words: Sequence[str]) -> Any:
         from asfedbridge.core.errors import nearest
 
         raise BadInput(f"'{name}' is no recipe and no .toml file{nearest(name, RECIPES)}")
-    method = overrides.get("method", "as-fedbridge")
-    spec = RECIPES[name](method if isinstance(method, str) else "as-fedbridge")
+    method = overrides.get("method", DEFAULT)
+    spec = RECIPES[name](method if isinstance(method, str) else DEFAULT)
     return apply_overrides(spec, {**demands(name, str(overrides.get("data", ""))), **overrides})
 
 

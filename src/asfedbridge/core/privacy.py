@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,15 @@ from asfedbridge.core.payload import Payload
 
 Source = Literal["system", "seed"]
 Normal = Callable[[Iterable[int]], Tensor]  # draws from N(0, 1), of a shape
+
+
+class Mechanism(NamedTuple):
+    """How a server hides each client in what it sends: Gaussian noise on the sum of bounded updates."""
+
+    noise: float  # its deviation, in units of clip_update
+    clip_update: float  # largest L2 norm of a client's update
+    source: Source
+    delta: float  # of the epsilon that the summary tells
 
 
 def system_normal(shape: Iterable[int]) -> Tensor:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from asfedbridge.core import schedules, seeds
 from asfedbridge.core.compression import Codec, encoded_bytes
 from asfedbridge.core.payload import Payload, Shapes, clone
+from asfedbridge.core.privacy import Mechanism
 
 Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
 ShortBatch = Literal["merge", "keep"]  # how a last batch smaller than half the batch size is handled
@@ -268,11 +269,29 @@ class Client:
 
 
 @dataclass(frozen=True)
+class Column:
+    """The accuracy of a predictor beside the backbone: an entry of summary.json, and what tables call it.
+
+    Methods may share a key. Its titles are then the same in all of them.
+    """
+
+    key: str  # in summary.json
+    predictor: str  # a name of ``Method.client_models``, or "fused"
+    title: str
+    about: str  # in place of the title where there is room
+    point: Point | None = "received"  # where it is evaluated; None: where the method is judged
+    by_kind: bool = False  # tables of runs have a column for each kind of client
+    averaged: bool = True  # comparisons show its mean over seeds
+    compared: bool = True  # and its difference to the reference
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """What is exchanged and how clients learn from it.
 
     The fields of a subclass are its hyper-parameters. An instance remembers nothing: client memory is in
-    ``client``, server memory is the payload ``state``.
+    ``client``, server memory is the payload ``state``. Whatever other packages have to know of a method is a member
+    of this class, so that no module outside ``methods`` asks for a method by name or type.
     """
 
     name: ClassVar[str]
@@ -281,6 +300,51 @@ class Method(ABC):
     continues: ClassVar[bool] = False  # an upload is the download, trained on: one running state, name by name
     fused_with: ClassVar[str] = ""  # the predictor whose probabilities are averaged with the backbone's (`fused`)
     pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
+    family: ClassVar[str] = ""  # the only family of models that it can train; "": any
+    twin_start: ClassVar[bool] = True  # SNN clients can train as their ANN twins in the first rounds
+    # Values of fields by recipe; "short" stands for all recipes but `paper`. Those of base classes count too.
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # Fields that came after the first runs, with the values those were made with. Those of base classes count too.
+    later: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def bn_buffers(self) -> Literal["local", "averaged"]:
+        """Whether running statistics of BatchNorm stay with their clients, or travel and are averaged."""
+        return "local"
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """How aggregates are made differentially private, if they are."""
+        return None
+
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        """What summaries and tables show beside the accuracy of the backbones."""
+        partner = cls.fused_with
+        return (Column("fused", "fused", "fused", f"backbone and {partner} fused", by_kind=True),) if partner else ()
+
+    @classmethod
+    def later_fields(cls) -> dict[str, Any]:
+        """``later``, with that of all base classes."""
+        fields: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            fields |= vars(base).get("later", {})
+        return fields
+
+    def at(self, recipe: str) -> Self:
+        """This method with the values that suit a recipe."""
+        values: dict[str, Any] = {}
+        for base in reversed(type(self).__mro__):
+            values |= vars(base).get("recipes", {}).get(recipe, {})
+        return replace(self, **values)
+
+    def shared_network(self, task: Task) -> nn.Module | None:
+        """The network that each client has beside its backbone, on the meta device, if there is one: for costs."""
+        return None
+
+    def sized_like(self, other: "Method") -> Self:
+        """This method with a shared network of the other's size, where both have one: for costs that are compared."""
+        return self
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         """Raise BadInput in one line when this fleet has no valid mapping; called before anything is built."""
@@ -304,6 +368,10 @@ class Method(ABC):
     def largest_download(self, task: Task, client: ClientInfo) -> int:
         """Bytes that are sent to this client in a round, at most."""
         return encoded_bytes(self.downloads(task, client), task.compress)
+
+    def table_upload(self, task: Task, client: ClientInfo) -> int:
+        """Bytes that the paper's cost table counts for this client."""
+        return self.largest_upload(task, client)
 
     def client_init(self, client: Client) -> None:
         """Add private modules to a new client."""
@@ -352,6 +420,11 @@ def first_of_each(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
 
 
 METHODS: dict[str, type[Method]] = {}
+
+
+def table_columns() -> dict[str, Column]:
+    """By key: all columns that the known methods add to tables."""
+    return {column.key: column for cls in METHODS.values() for column in cls.columns()}
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:

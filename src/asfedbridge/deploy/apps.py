@@ -48,7 +48,7 @@ from asfedbridge.models.registry import load_file
 from asfedbridge.models.zoo import check_backbone
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_summary
-from asfedbridge.runs.privacy import as_private, load_library
+from asfedbridge.runs.privacy import load_library
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.records import event_records
 from asfedbridge.runs.run import Observer, Setting, make_task, pick_device, play, prepare
@@ -132,7 +132,7 @@ def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], observer: Obser
     check_network(spec)
     if spec.data == ON_NODES and spec.method.pools_data:
         raise BadInput(f"method={spec.method.name} with data=nodes: it needs everybody's data in one place")
-    if as_private(spec.method):
+    if spec.method.mechanism:
         load_library()  # to miss it now, not after training
     prepare_process(spec.threads)
     setting = None if spec.data == ON_NODES else prepare(spec, data_root(config["data-root"] or None))

@@ -14,9 +14,9 @@ Choices, where the paper is silent:
 - the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,13 @@ def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> T
 class ASFedBridge(BridgeSharing):
     module: ClassVar[str] = "bridge"
     fused_with: ClassVar[str] = "bridge"
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "short": {"snn_loss": "ce"},  # TET makes the start slower
+        # Chosen among three settings on a validation cut of the training images (docs/results.md).
+        "cpu": {"alpha_kd_ann": (2.0, 2.0), "alpha_kd_snn": (2.0, 2.0)},
+        "extended": {"gate": "right"},
+    }
+    later: ClassVar[Mapping[str, Any]] = {"gate": "none", "receivers": "frozen"}
     # ablations: each switch removes one part
     direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
     receivers: Literal["adapt", "frozen"] = "adapt"  # with one direction: the private part of a receiver's Bridge

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,20 @@ class Averaging(Method):
     noise: float = 0.0  # deviation of the noise on the sum of updates, in units of clip_update; 0: none
     noise_source: privacy.Source = "system"  # seed: repeatable, for tests; protects from nobody who knows the seed
     delta: float = 1e-5  # of the epsilon that the summary tells
+    later: ClassVar[Mapping[str, Any]] = {
+        "aggregation": "mean",
+        "trim": 0.1,
+        "clip_update": 0.0,
+        "noise": 0.0,
+        "noise_source": "system",
+        "delta": 1e-5,
+    }
+
+    @property
+    def mechanism(self) -> privacy.Mechanism | None:
+        if not self.noise:
+            return None
+        return privacy.Mechanism(self.noise, self.clip_update, self.noise_source, self.delta)
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.trim >= 0.5:
@@ -40,7 +54,7 @@ class Averaging(Method):
             )
         if not 0 < self.delta < 1:
             raise BadInput(f"method.delta={self.delta} is out of range; use more than 0, less than 1")
-        if getattr(self, "bn_buffers", "local") == "averaged":
+        if self.bn_buffers == "averaged":
             raise BadInput(
                 f"method.noise={self.noise} with method.bn_buffers=averaged could make a variance negative; use local"
             )

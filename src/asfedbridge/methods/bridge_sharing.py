@@ -1,15 +1,15 @@
 """What methods that share a network like the Bridge have in common: what travels, and how it is averaged."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Round, Task, Upload
+from asfedbridge.core.protocol import Client, ClientInfo, Column, Method, Round, Task, Upload
 from asfedbridge.core.training import Step
 from asfedbridge.methods.averaging import SEED, Averaging
 from asfedbridge.models.bridge import Bridge
@@ -21,6 +21,12 @@ class BridgeSharing(Averaging):
     """Body up and down, the head with it unless it is personal; mean by shard size or uniform."""
 
     module: ClassVar[str]  # the network's name on a client
+    # In short runs the network is smaller and learns faster.
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "short": {"bridge_lr": 0.05, "bridge_width": 0.25},
+        "extended": {"fused_holdout": 0.1},
+    }
+    later: ClassVar[Mapping[str, Any]] = {"fused_holdout": 0.0}
     weights: Literal["size", "uniform"] = "size"  # of the clients in the mean
     personal_head: bool = True  # False: one head, communicated and averaged with the body
     bn_buffers: Literal["local", "averaged"] = "local"
@@ -37,6 +43,21 @@ class BridgeSharing(Averaging):
             raise BadInput(f"method.fused_holdout={self.fused_holdout} leaves nothing to train on; use less than 1")
         check_bridge(self.bridge_width)
 
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        return (
+            Column("bridge", cls.fused_with, "Bridge", "Bridge", compared=False),
+            Column("fused", "fused", "fused", "backbone and Bridge fused", by_kind=True),
+        )
+
+    def shared_network(self, task: Task) -> Bridge:
+        return outline_bridge(task, self.bridge_width, self.bridge_norm)
+
+    def sized_like(self, other: Method) -> Self:
+        if not isinstance(other, BridgeSharing):
+            return self
+        return replace(self, bridge_width=other.bridge_width, bridge_norm=other.bridge_norm)
+
     @property
     def travels_with_buffers(self) -> bool:
         return self.bn_buffers == "averaged"
@@ -52,8 +73,7 @@ class BridgeSharing(Averaging):
         return Step(rnd.cosine(self.bridge_lr), self.bridge_weight_decay)
 
     def downloads(self, task: Task, client: ClientInfo) -> Shapes:
-        outline = outline_bridge(task, self.bridge_width, self.bridge_norm)
-        return payload.shapes(self.shared(outline), self.travels_with_buffers)
+        return payload.shapes(self.shared(self.shared_network(task)), self.travels_with_buffers)
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
         return self.downloads(task, client)

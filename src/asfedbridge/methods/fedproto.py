@@ -14,7 +14,7 @@ Choices, as the authors' code:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import (
     Client,
     ClientInfo,
+    Column,
     Method,
     Output,
     Passes,
@@ -95,6 +96,10 @@ class PrototypeMethod(Method):
     partial: ClassVar[bool] = True
     lambda_proto: float
 
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        return (Column("nearest", "nearest", "nearest", "nearest prototype", point=None, averaged=False),)
+
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
         return self.downloads(task, client)
 
@@ -138,6 +143,8 @@ class PrototypeMethod(Method):
 @register("fedproto")
 @dataclass(frozen=True)
 class FedProto(PrototypeMethod):
+    # Chosen among three settings on a validation cut of the training images (docs/results.md).
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 10.0}}
     proto_weight: Literal["uniform", "size"] = "uniform"  # of a class's owners: equal, or by its examples there
     lambda_proto: float = 1.0
 

@@ -12,13 +12,14 @@ Choices:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import payload, seeds
+from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload, register
@@ -56,6 +57,7 @@ def server_loss(prototype_BD: Tensor, label_B: Tensor, generated_CD: Tensor, mar
 @register("fedtgp")
 @dataclass(frozen=True)
 class FedTGP(PrototypeMethod):
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 0.1}}
     margin: Literal["nearest", "farthest"] = "nearest"  # a class's gap, to the nearest other (code) or farthest (paper)
     first_download: Literal["nothing", "random"] = "nothing"
     lambda_proto: float = 1.0
@@ -72,6 +74,9 @@ class FedTGP(PrototypeMethod):
     def generator_shapes(self, task: Task) -> Shapes:
         """What the server trains: the object that AS-FedBridge's cost table counts."""
         return payload.shapes(outline(task.classes, task.feature_dim))
+
+    def table_upload(self, task: Task, client: ClientInfo) -> int:
+        return encoded_bytes(self.generator_shapes(task), "none")
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
         generator = outline(task.classes, task.feature_dim).to_empty(device="cpu")

@@ -12,9 +12,9 @@ Choices:
 - the scales of the Bridge's ports are never used: without a gradient they travel as they started.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from asfedbridge.methods.bridge_sharing import BridgeSharing
 class FML(BridgeSharing):
     module: ClassVar[str] = "meme"
     fused_with: ClassVar[str] = "meme"
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"alpha": 0.75, "beta": 0.75}}
     alpha: float = 0.5  # the backbone's share of labels; 1 - alpha: of the meme's predictions
     beta: float = 0.5  # the meme's share of labels
     temperature: float = 1.0

@@ -19,7 +19,7 @@ Choices:
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,12 @@ from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, block_si
 class SFedHIFI(Method):
     reports: ClassVar[Point] = "received"
     continues: ClassVar[bool] = True
+    family: ClassVar[str] = "resnet18"
+    twin_start: ClassVar[bool] = False  # a twin has no firing rates
+    recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "short": {"snn_loss": "ce"},  # TET makes the start slower
+        "smoke": {"bank_inputs": 0.0625},  # channels of the narrow models there are multiples of the banks'
+    }
     bn_buffers: Literal["local", "averaged"] = "local"
     weights: Literal["uniform", "size"] = "uniform"  # of clients in a mean; widths always count alike
     snn_loss: Literal["tet", "ce", "task"] = "tet"  # supervision of an SNN: TET, CE of the mean, or the task's choice
@@ -69,7 +75,7 @@ class SFedHIFI(Method):
         if task.twin_rounds and any(c.kind == "snn" for c in clients):
             raise BadInput(f"twin_rounds={task.twin_rounds} with method=sfedhifi: a twin has no firing rates; use 0")
         for client in first_of_each(clients):
-            if client.model != "resnet18" or client.kind not in ("ann", "snn"):
+            if client.model != self.family or client.kind not in ("ann", "snn"):
                 raise BadInput(
                     f"method=sfedhifi composes resnet18 of kind ann and snn, not {client.label}; change fleet"
                 )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asfedbridge.core.protocol import METHODS
+from asfedbridge.methods import REFERENCE
 from asfedbridge.report.settings import METHOD, Fields, name_changes
 from asfedbridge.report.statistics import Scores, Series, difference_columns, group_title, order_groups, read_scores
 from asfedbridge.report.tables import Titled, run_rows
-from asfedbridge.runs.spec import LATER, method_fields
+from asfedbridge.runs.spec import later_fields
 
 Table = dict[str, Any]
-REFERENCE = "standalone"
 ASIDE = ("seed", "checkpoint_every", "snapshot_every", "diagnose_every")  # runs that differ in these are pooled
 IN_TITLE = ("data", "partition", "alpha", "holdout")
 
@@ -91,8 +91,7 @@ def _protocol(entry: Entry) -> str:
 def _complete(fields: Fields) -> Fields:
     """With the default values of fields that the run's version did not know yet."""
     cls = METHODS.get(str(fields.get("method.name")))
-    own = {METHOD + name for name in method_fields(cls)} if cls else set()
-    return {**{k: v for k, v in LATER.items() if not k.startswith(METHOD) or k in own}, **fields} if fields else {}
+    return {**later_fields(cls), **fields} if fields else {}
 
 
 def _shared(entry: Entry) -> Fields:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from asfedbridge.methods import REFERENCE
 from asfedbridge.paper.experiments import Cell, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.statistics import (
@@ -20,7 +21,7 @@ from asfedbridge.report.statistics import (
 from asfedbridge.report.tables import Rows, Titled, decimals, render_titled
 
 MAX_TABLES = 4  # an experiment with more columns gets one table with the means over all clients
-REFERENCES = ("standalone", "complete")  # rows that the others of their table are compared with
+REFERENCES = (REFERENCE, "complete")  # rows that the others of their table are compared with
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class Progress:
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
         self.total = self.next_round = self.clients = 0
+        self.columns: list[tuple[str, str]] = []  # titles and keys of what the method shows beside backbones
         self.began = time.perf_counter()
         self.played = 0
 
@@ -28,6 +29,8 @@ class Progress:
 
     def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None:
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
+        added, judged = spec.method.columns(), spec.method.reports
+        self.columns = [(c.title, f"{c.point or judged}.{c.predictor}_accuracy") for c in added]
         self.began = time.perf_counter()
         split = describe_partition(spec.partition, spec.alpha)
         split = "each client's own" if spec.data == ON_NODES else split
@@ -60,8 +63,7 @@ class Progress:
         closing = records[0]["round"] >= self.total
         point = "received" if closing else "trained"
         groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means.get(f"{point}.accuracy", {})).items())
-        columns = (("Bridge", "received.bridge_accuracy"), ("fused", "received.fused_accuracy"))
-        beside = "".join(f"  {name} {means[key]['all']:6.2f}" for name, key in columns if key in means)
+        beside = "".join(f"  {name} {means[key]['all']:6.2f}" for name, key in self.columns if key in means)
         self.next_round = records[0]["round"] + 1
         self.played += 1
         width = len(str(self.total))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asfedbridge.core.payload import MB
+from asfedbridge.core.protocol import table_columns
 from asfedbridge.report.analysis_figures import analyses, courses
 from asfedbridge.report.charts import Line, figure, group_name, key_of, line_chart, name_clients, thin
 from asfedbridge.report.cost_tables import method_rows, model_rows
@@ -176,12 +177,7 @@ def paper_rows(run: Run) -> Rows:
         rows.append(["paper", *(decimals(theirs.get(g)) for g in groups)])
         both = [(ours.get(g), theirs.get(g)) for g in groups]
         rows.append(["difference", *("-" if a is None or b is None else f"{a - b:+.2f}" for a, b in both)])
-    for key, name in (
-        ("best", "best round"),
-        ("bridge", "Bridge"),
-        ("fused", "backbone and Bridge fused"),
-        ("nearest", "nearest prototype"),
-    ):
+    for key, name in {"best": "best round", **{c.key: c.about for c in table_columns().values()}}.items():
         if means := run.summary.get(key):
             rows.append([name, *(decimals(means.get(g)) for g in groups)])
     return rows

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from scipy.special import stdtrit
 
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.protocol import Column, table_columns
+
 CONFIDENCE = 0.95
-SHARED = ("bridge", "fused")  # networks beside the clients' own, each with its accuracies in the summary
 Shards = tuple[tuple[int, str, int, int], ...]
 
 
@@ -42,7 +44,7 @@ class Difference:
 class Scores:
     """Accuracies of one run in percent, and what identifies its shards."""
 
-    means: Mapping[str, float]  # by group: each kind, "all", and those of SHARED that the method has
+    means: Mapping[str, float]  # by group: each kind, "all", and the columns that the method adds
     clients: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # by group (kinds and "all") and client id
     shards: Shards = ()  # id, kind, training and test images of each client
     partition: str = ""  # digest of the split; runs of early versions have none
@@ -62,7 +64,7 @@ def read_scores(summary: Mapping[str, Any], point: str | None = None) -> Scores:
         if c["accuracy"] is not None:  # None: never drawn
             for group in (c["kind"], "all"):
                 clients.setdefault(group, {})[c["id"]] = c["accuracy"]
-    shared = {name: summary[name]["all"] for name in SHARED if "all" in summary.get(name, {})}
+    shared = {key: summary[key]["all"] for key in _added() if "all" in summary.get(key, {})}
     return Scores({**summary["accuracy"], **shared}, clients, shards, summary.get("partition_digest", ""))
 
 
@@ -104,7 +106,7 @@ class Series:
             theirs = reference.runs.get(seed)
             if theirs is None or group not in mine.means or not mine.same_shards(theirs):
                 continue
-            other = "all" if group in SHARED and group not in theirs.means else group
+            other = "all" if group in _added() and group not in theirs.means else group
             if other in theirs.means:
                 found[seed] = mine.means[group] - theirs.means[other]
         return found
@@ -133,11 +135,18 @@ def describe_differences(values: Sequence[float], unit: Literal["seeds", "client
 
 def order_groups(groups: Iterable[str]) -> list[str]:
     """Kinds by name, then all clients, then shared networks."""
-    return sorted(set(groups), key=lambda g: (SHARED.index(g) + 1 if g in SHARED else 0, g == "all", g))
+    last = list(_added())
+    return sorted(set(groups), key=lambda g: (last.index(g) + 1 if g in last else 0, g == "all", g))
 
 
 def group_title(group: str) -> str:
-    return {"all": "all", "bridge": "Bridge", "fused": "fused"}.get(group, group.upper())
+    added = _added().get(group)
+    return added.title if added else "all" if group == "all" else group.upper()
+
+
+def _added() -> dict[str, Column]:
+    """What methods show beside the clients' own accuracies, as far as it is compared over seeds."""
+    return {key: column for key, column in table_columns().items() if column.averaged}
 
 
 def difference_columns(series: Sequence[Series], reference: Series | None, name: str) -> tuple[list[list[str]], str]:
@@ -147,7 +156,8 @@ def difference_columns(series: Sequence[Series], reference: Series | None, name:
     clients of a reference that has none), and what the interval is over. There are
     none, and no line, without a reference or where nothing can be paired with it.
     """
-    groups = [g for g in order_groups(g for s in series for g in s.groups) if g != "bridge"]
+    hidden = {key for key, column in _added().items() if not column.compared}
+    groups = [g for g in order_groups(g for s in series for g in s.groups) if g not in hidden]
     found = [
         {} if reference is None or s is reference else {g: s.difference(reference, g) for g in groups} for s in series
     ]

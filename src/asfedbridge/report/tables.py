@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import table_columns
 from asfedbridge.data.partition import describe_partition
 from asfedbridge.report.statistics import group_title, read_scores
 from asfedbridge.runs.folder import read_summary
@@ -46,9 +48,9 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     """One row per run: group accuracies at the end, at the point the method is judged at."""
     groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
-    nearest = ["nearest"] if any("nearest" in s for s in summaries) else []  # prototype methods alone have it
-    fused = groups if any("fused" in s for s in summaries) else []  # methods with a shared network have it
-    beside = ["Bridge", *(f"fused {group_title(g)}" for g in fused), *nearest]
+    found = [column for column in table_columns().values() if any(column.key in s for s in summaries)]
+    shown = [(column, group) for column in found for group in (groups if column.by_kind else ["all"])]
+    beside = [f"{column.title} {group_title(group)}" if column.by_kind else column.title for column, group in shown]
     rows = [[*head, "best all", *beside, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
         split = "their own" if s["partition"] == "nodes" else describe_partition(s["partition"], s["alpha"], "Dir")
@@ -61,9 +63,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
                 str(s["seed"]),
                 *(decimals(s["accuracy"].get(g)) for g in groups),
                 decimals((s["best"] or {}).get("all")),
-                decimals(s.get("bridge", {}).get("all")),
-                *(decimals(s.get("fused", {}).get(g)) for g in fused),
-                *(decimals(s.get(key, {}).get("all")) for key in nearest),
+                *(decimals(s.get(column.key, {}).get(group)) for column, group in shown),
                 s["point"],
                 s["bn_buffers"],
                 f"{s['payload_mb']:.2f}",

@@ -1,6 +1,5 @@
 """What a specification or a finished run costs, as one plain table of tables: docs/costs.md explains every key."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,8 +76,8 @@ def run_costs(folder: Path, data_root: Path) -> Table:
     spec, setting, spikes = measure_run(folder, data_root)
     task, clients = setting.task, setting.clients
     measured = {shape: s.operations for shape, s in spikes.items()}
-    bridge = costs.bridge_for(task, spec.method) if round_costs.uses_bridge(task, spec.method, clients) else None
-    forward = _millions(costs.configuration_cost(task, clients, bridge, measured), energy=False)
+    shared = spec.method.shared_network(task)
+    forward = _millions(costs.configuration_cost(task, clients, shared, measured), energy=False)
     table = {"format": FORMAT, "forward": forward, **_method(task, spec.method, clients, measured)}
     try:
         files.write_atomic(folder / FILE, json.dumps(table, indent=1, allow_nan=False).encode())
@@ -109,7 +108,7 @@ def cost_table(
     bridge = costs.bridge_for(task, spec.method)
     configurations = costs.controls(clients[0].model, clients[0].width)
     models = first_of_each([*clients, *(c for group, _ in configurations.values() for c in group)])
-    configurations["fleet"] = (list(clients), round_costs.uses_bridge(task, spec.method, clients))
+    configurations["fleet"] = (list(clients), spec.method.shared_network(task) is not None)
 
     def of(group: Sequence[ClientInfo], shared: bool) -> Table:
         cost = costs.configuration_cost(task, group, bridge if shared else None, measured)
@@ -152,13 +151,8 @@ def _method(
 
 def _methods(spec: Spec) -> list[Method]:
     """Every method: the specification's own with its fields, the others with theirs and a network of the same size."""
-    size = {key: getattr(spec.method, key) for key in ("bridge_width", "bridge_norm") if hasattr(spec.method, key)}
-    others = []
-    for name, cls in sorted(METHODS.items()):
-        known = {f.name for f in dataclasses.fields(cls)}
-        own = name == spec.method.name
-        others.append(spec.method if own else cls(**{key: v for key, v in size.items() if key in known}))
-    return others
+    own = spec.method
+    return [own if name == own.name else cls().sized_like(own) for name, cls in sorted(METHODS.items())]
 
 
 def _millions(cost: Operations, energy: bool) -> Table:

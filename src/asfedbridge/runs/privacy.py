@@ -8,13 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Method
-from asfedbridge.methods.averaging import Averaging
-
-
-def as_private(method: Method) -> Averaging | None:
-    """The method if it adds noise, else None."""
-    return method if isinstance(method, Averaging) and method.noise else None
+from asfedbridge.core.privacy import Mechanism
 
 
 def load_library() -> Any:
@@ -41,15 +35,15 @@ def spent_epsilon(noise: float, releases: int, delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def summarise_privacy(method: Averaging, releases: Iterable[Sequence[int]]) -> dict[str, Any]:
+def summarise_privacy(mechanism: Mechanism, releases: Iterable[Sequence[int]]) -> dict[str, Any]:
     """For summary.json; the client that was in most releases has the largest epsilon."""
     most = max(Counter(client for clients in releases for client in clients).values(), default=0)
     return {
-        "epsilon": spent_epsilon(method.noise, most, method.delta) if most else 0.0,
-        "delta": method.delta,
+        "epsilon": spent_epsilon(mechanism.noise, most, mechanism.delta) if most else 0.0,
+        "delta": mechanism.delta,
         "releases": most,
-        "noise": method.noise,
-        "clip_update": method.clip_update,
-        "noise_source": method.noise_source,
+        "noise": mechanism.noise,
+        "clip_update": mechanism.clip_update,
+        "noise_source": mechanism.source,
         "protects": "one client, its updates replaced by zero",
     }

@@ -1,12 +1,13 @@
 """Recipes: functions that return a complete specification. Derive your own by calling one and changing fields."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
 from asfedbridge.data.sources.registry import SOURCES
+from asfedbridge.methods import DEFAULT
 from asfedbridge.runs.spec import Spec
 
 BASED_ON = {"extended": "cpu"}  # a recipe takes the settings of data sets in the recipe it is derived from
@@ -23,12 +24,12 @@ def demands(recipe: str, data: str) -> dict[str, Any]:
     return {**settings.get(BASED_ON.get(recipe, ""), {}), **settings.get(recipe, {})}
 
 
-def paper(method: str = "as-fedbridge") -> Spec:
+def paper(method: str = DEFAULT) -> Spec:
     """The paper's protocol: CIFAR-10, 5 + 5 full ResNet-18, Dirichlet 0.1, 100 rounds. Needs a GPU."""
     return Spec(method=make_method(method), data="cifar10")
 
 
-def quickstart(method: str = "as-fedbridge") -> Spec:
+def quickstart(method: str = DEFAULT) -> Spec:
     """The default: the handwritten digits that ship with scikit-learn, no download, about two minutes.
 
     Distillation keeps the paper's weights: stronger ones make backbones worse on digits (docs/results.md). The gain is
@@ -44,7 +45,7 @@ def quickstart(method: str = "as-fedbridge") -> Spec:
     )
 
 
-def cpu(method: str = "as-fedbridge") -> Spec:
+def cpu(method: str = DEFAULT) -> Spec:
     """Real images on two cores: CIFAR-10 at 16x16, 150 images a client, narrow backbones, 1 to 3 minutes a run.
 
     One private epoch and one injection epoch a round, and many rounds: the Bridge learns from every client well before
@@ -53,7 +54,7 @@ def cpu(method: str = "as-fedbridge") -> Spec:
     short = _short(method)
     return replace(
         short,
-        method=_adapt(short.method, **TUNED.get(method, {})),
+        method=short.method.at("cpu"),
         data="cifar10",
         **demands("cpu", "cifar10"),
         alpha=0.1,
@@ -63,29 +64,18 @@ def cpu(method: str = "as-fedbridge") -> Spec:
     )
 
 
-def extended(method: str = "as-fedbridge") -> Spec:
+def extended(method: str = DEFAULT) -> Spec:
     """`cpu` with what goes beyond the paper: gated distillation, twin start, a fusion weight from held-out images."""
     spec = cpu(method)
-    added = _adapt(spec.method, gate="right", fused_holdout=0.1)
-    return replace(spec, method=added, twin_rounds=0 if method == "sfedhifi" else 5)
+    return replace(spec, method=spec.method.at("extended"), twin_rounds=5 if spec.method.twin_start else 0)
 
 
-# Chosen for `cpu` on a validation cut of the training images: three settings for each tuned method, the best mean over
-# two seeds (docs/results.md). A method that is not named here uses the constants of its paper.
-TUNED: dict[str, dict[str, Any]] = {
-    "as-fedbridge": {"alpha_kd_ann": (2.0, 2.0), "alpha_kd_snn": (2.0, 2.0)},
-    "fedproto": {"lambda_proto": 10.0},
-    "fedtgp": {"lambda_proto": 0.1},
-    "fml": {"alpha": 0.75, "beta": 0.75},
-}
-
-
-def smoke(method: str = "as-fedbridge") -> Spec:
+def smoke(method: str = DEFAULT) -> Spec:
     """Does it run: a few digits, tiny backbones, two rounds, seconds. The numbers mean nothing."""
     short = quickstart(method)
     return replace(
         short,
-        method=_adapt(short.method, bank_inputs=0.0625),  # SFedHIFI's channels are multiples of its banks'
+        method=short.method.at("smoke"),
         train_per_class=20,
         test_per_class=10,
         fleet="5*resnet18@0.0625:ann,5*resnet18@0.0625:snn",
@@ -118,13 +108,11 @@ def make_method(name: str) -> Method:
 def _short(method: str) -> Spec:
     """The paper's proportions, not its constants, for runs of some hundred steps (docs/results.md).
 
-    The Bridge learns faster (rate), an SNN is supervised on its mean output, because TET makes its start slower, and
-    its surrogate is the arctangent. Methods that share a network like the Bridge get the same network and rate.
+    An SNN's surrogate is the arctangent. What else a method needs there it declares itself (``Method.recipes``).
     """
-    short = _adapt(make_method(method), bridge_lr=0.05, bridge_width=0.25, snn_loss="ce")
     return replace(
         paper(method),
-        method=short,
+        method=make_method(method).at("short"),
         epochs=1,
         batch_size=16,
         neuron=Neuron(surrogate="atan", sharpness=2.0, detach_reset=True),
@@ -134,11 +122,6 @@ def _short(method: str) -> Spec:
 
 
 def _fleet(method: str, width: float) -> str:
-    """VGG-9 learns in few steps. SFedHIFI composes ResNet-18 only; its rows are not on the others' backbones."""
-    family = "resnet18" if method == "sfedhifi" else "vgg9"
+    """VGG-9 learns in few steps. A method that is bound to another family is not on the backbones of the others."""
+    family = METHODS[method].family or "vgg9"
     return f"5*{family}@{width}:ann,5*{family}@{width}:snn"
-
-
-def _adapt(method: Method, **values: Any) -> Method:
-    """The method with these values for those of the fields that it has."""
-    return replace(method, **{f.name: values[f.name] for f in fields(method) if f.name in values})

@@ -77,12 +77,7 @@ def summarise(
     # Partial rounds would flatter: the best round is sought among those that evaluated every client.
     full = {i: group_means(rs)[key] for i, rs in by_round.items() if len(rs) == len(clients)}
     best = max(full, key=lambda i: (full[i]["all"], -i)) if full else None
-    shared = method.fused_with
-    beside = {
-        "bridge": accuracy_at(records, "received", f"{shared}_accuracy") if shared else {},
-        "fused": accuracy_at(records, "received", "fused_accuracy"),
-        "nearest": accuracy_at(records, point, "nearest_accuracy"),
-    }
+    beside = {c.key: accuracy_at(records, c.point or point, f"{c.predictor}_accuracy") for c in method.columns()}
     return {
         **extra,
         "point": point,

@@ -34,7 +34,7 @@ from asfedbridge.models.zoo import check_backbone, compile_kernels
 from asfedbridge.runs.diagnostics import Diagnose, Diagnostics
 from asfedbridge.runs.fleet import one_of_each, parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
-from asfedbridge.runs.privacy import as_private, load_library, summarise_privacy
+from asfedbridge.runs.privacy import load_library, summarise_privacy
 from asfedbridge.runs.records import Record, make_records, summarise
 from asfedbridge.runs.spec import ON_NODES, Spec
 
@@ -139,7 +139,7 @@ def execute(
     """
     device = pick_device(spec.device)
     prepare_process(spec.threads)
-    if as_private(spec.method):
+    if spec.method.mechanism:
         load_library()  # to miss it now, not after training
     setting = prepare(spec, data_root)
     try:
@@ -196,7 +196,7 @@ def play(
     ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
     """
     method, task = spec.method, setting.task
-    private = as_private(method)
+    private = method.mechanism
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
@@ -249,7 +249,7 @@ def play(
             "alpha": spec.alpha,
             **({"holdout": spec.holdout} if spec.holdout else {}),
             **({"notes": list(setting.notes)} if setting.notes else {}),
-            "bn_buffers": getattr(method, "bn_buffers", "local"),
+            "bn_buffers": method.bn_buffers,
             **({"compress": spec.compress} if spec.compress != "none" else {}),
             **({"privacy": summarise_privacy(private, read_releases(folder.path))} if private else {}),
             "specification": identity["specification"],

@@ -13,7 +13,6 @@ from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
 from asfedbridge.data.partition import check_partition
-from asfedbridge.methods.averaging import Averaging
 from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 
 ON_NODES = "nodes"  # in place of a data source: every node of a deployment has its own data
@@ -85,7 +84,7 @@ class Spec:
                 f"evaluate_every={self.evaluate_every} with participation={self.participation}: a client may never be "
                 f"drawn in a round that evaluates; set one of them to 1"
             )
-        if self.compress != "none" and getattr(self.method, "bn_buffers", "local") == "averaged":
+        if self.compress != "none" and self.method.bn_buffers == "averaged":
             raise BadInput(
                 f"compress={self.compress} with method.bn_buffers=averaged: rounding could make a variance negative; "
                 f"set one of them back (none, local)"
@@ -97,7 +96,7 @@ class Spec:
         """Identity of the results: two specifications with one digest give the same bits."""
         table = to_table(self)
         del table["checkpoint_every"], table["snapshot_every"]
-        for name, default in LATER.items():
+        for name, default in later_fields(type(self.method)).items():
             place, _, key = name.rpartition(".")
             fields = table[place] if place else table
             if fields.get(key) == default:
@@ -106,7 +105,8 @@ class Spec:
 
 
 # Fields that came after the first runs, with the values those runs were made with. A field with this value is left out
-# of the digest, so those runs keep their identity. The default of new runs may be another.
+# of the digest, so those runs keep their identity. The default of new runs may be another. Fields of a method are
+# declared by it (``Method.later``).
 LATER: Table = {
     "quantiser": "lsq",
     "frames_by": "count",
@@ -115,14 +115,16 @@ LATER: Table = {
     "diagnose_every": 0,
     "compress": "none",
     "twin_rounds": 0,
-    "method.gate": "none",
-    "method.fused_holdout": 0.0,
     "short_batch": "keep",
     "optimiser.clip": 0.0,
     "start": "equal",
-    "method.receivers": "frozen",
-    **{f"method.{entry.name}": entry.default for entry in dataclasses.fields(Averaging)},
 }
+
+
+def later_fields(cls: type[Method] | None) -> Table:
+    """``LATER``, and what this method has of such fields."""
+    return LATER | ({f"method.{name}": value for name, value in cls.later_fields().items()} if cls else {})
+
 
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("train_per_class", 0, 10**9),
@@ -190,11 +192,10 @@ def restored(table: Mapping[str, Any]) -> Table:
     full: Table = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
     method = full.setdefault("method", {})
     cls = METHODS.get(str(method.get("name"))) if isinstance(method, dict) else None
-    own = method_fields(cls) if cls else {}
-    for name, value in LATER.items():
+    for name, value in later_fields(cls).items():
         place, _, key = name.rpartition(".")
         fields = full.setdefault(place, {}) if place else full
-        if isinstance(fields, dict) and (place != "method" or key in own):
+        if isinstance(fields, dict):
             fields.setdefault(key, value)
     return full
 
