@@ -118,7 +118,7 @@ def with_folder(case: Case) -> Work:
         ups: Mapping[int, Upload],
         state: Payload,
     ) -> None:
-        folder.add_round(make_records(rnd, clients, sent, ups))
+        folder.add_records(make_records(rnd, clients, sent, ups))
         if not rnd.closing:
             checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {}, 0.0)
 

@@ -22,7 +22,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from asfedbridge.core.errors import WorkerLost
+from asfedbridge.core.protocol import Round
 from asfedbridge.engines.process import die_with
+from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import Spec, apply_overrides
@@ -33,8 +35,8 @@ BIN = Path(sys.executable).parent
 WEIGHED = """
 
 class Weighed(Progress):
-    def round_ends(self, records):
-        super().round_ends(records)
+    def on_round_end(self, run, rnd, records):
+        super().on_round_end(run, rnd, records)
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith(("Rss:", "Pss:")):
                 self._line("server: " + line)
@@ -49,7 +51,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass
-class Diary:
+class Diary(Callback):
     """When rounds ended, run by run, and what the server held then."""
 
     ends: list[list[float]] = field(default_factory=list)
@@ -64,13 +66,8 @@ class Diary:
         if found := re.match(r"server: (Rss|Pss):\s+(\d+) kB", line):
             self.held.setdefault(found[1].upper(), []).append(1024 * int(found[2]))
 
-    def round_ends(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Mapping[str, Any]]) -> None:
         self.ends[-1].append(time.perf_counter())
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: None  # what else an observer is told
 
     def facts(self, rounds: int) -> dict[str, Any]:
         """Seconds from the end of the first round to that of the last, by rounds: the first pays for what is built."""
@@ -110,7 +107,7 @@ def contenders(case: Case) -> list[Contender]:
 
     def inside(engine: str) -> Callable[[Case], Work]:
         return lambda case: work(
-            case, lambda spec, out, diary: execute(spec, out, out, diary, engine=engine, workers=2)
+            case, lambda spec, out, diary: execute(spec, out, out, [diary], engine=engine, workers=2)
         )
 
     few = "starts a process of several seconds for each message; with 4 nodes only" if case["clients"] > 4 else ""

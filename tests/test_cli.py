@@ -514,14 +514,14 @@ def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> P
     """A run on its own data that stopped after its second round."""
     from asfedbridge.report.progress import Progress
 
-    def stop(self: Progress, records: Any) -> None:
-        if records[0]["round"] == 1:
+    def stop(self: Progress, run: Any, rnd: Any, records: Any) -> None:
+        if rnd.index == 1:
             raise KeyboardInterrupt
 
     data = archive(tmp_path / "mine.npz")
     words = [word for word in ALONE if "per_class" not in word]
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "round_ends", stop)
+        patch.setattr(Progress, "on_round_end", stop)
         assert cli.main(["run", *words, f"data=npz:{data}", "--out", str(tmp_path / "run")]) == 130
     err = capsys.readouterr().err
     assert f"asfedbridge run --resume --out {tmp_path / 'run'}" in err

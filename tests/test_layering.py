@@ -29,6 +29,8 @@ ONLY_IN = {
     "flwr": "deploy/",
     "pickle": "data/sources/cifar.py",
     "dp_accounting": "runs/privacy.py",
+    "mlflow": "runs/callbacks/mlflow_logger.py",
+    "wandb": "runs/callbacks/wandb_logger.py",
 }  # a package, and the place that may import it
 NOWHERE = {"torchvision", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 NAMELESS = {"utils", "base", "common", "helpers", "misc"}

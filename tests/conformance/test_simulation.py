@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,11 +36,6 @@ SMALL = {
     "threads": 1,
     "method.bridge_width": 0.34,
 }
-
-
-class Silent:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: None
 
 
 @pytest.fixture
@@ -83,7 +77,7 @@ def test_the_app_has_the_bits_of_local_in_a_simulation(superlink: str, env: dict
     log = (tmp_path / "superlink.log").read_text()
     assert (out / "summary.json").exists(), f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{log[-3000:]}"
     local = tmp_path / "local"
-    summary = execute(spec, local, tmp_path, Silent())  # type: ignore[arg-type]
+    summary = execute(spec, local, tmp_path)
     told = json.loads((out / "summary.json").read_text())
     assert told["accuracy"] == summary["accuracy"]
     assert told["events"] == {}

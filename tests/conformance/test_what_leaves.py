@@ -36,11 +36,6 @@ REAL_SIZE = 4116272  # bytes of a Bridge's body: the paper's 3.93 MB
 BODY = "module/bridge/body."  # in a state; without it, the name in a payload
 
 
-class Silent:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: None
-
-
 @pytest.fixture
 def spec(tmp_path: Path) -> Spec:
     """Images of noise: what is found of them is no coincidence."""
@@ -195,7 +190,7 @@ def test_a_line_that_is_cut_and_mended(watched: Watched, spec: Spec, tmp_path: P
     assert {r["round"] for r in read_rounds(out) if r["client"] == 0} == set(range(13))
 
     local = tmp_path / "local"
-    execute(spec, local, tmp_path, Silent())  # type: ignore[arg-type]
+    execute(spec, local, tmp_path)
     before = [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(local) if r["round"] < min(missed)]
     ours = [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(out) if r["round"] < min(missed)]
     assert ours == before

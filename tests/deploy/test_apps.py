@@ -39,11 +39,6 @@ TINY = {
 }
 
 
-class Silent:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args: None
-
-
 def make_spec(**changes: Any) -> Spec:
     return apply_overrides(quickstart("fedproto"), TINY | changes)
 
@@ -73,7 +68,7 @@ def serve(spec: Spec, nodes: dict[int, dict[str, Any]], out: Path, **config: Any
     config = CONFIG | {"out": str(out), "gathering": 0.0, "patience": 0.0, "round-timeout": 60.0} | config
     app = make_client_app(lambda context: make_site(spec, context.node_config, config))
     grid = InProcessGrid({100 + number: (app, node) for number, node in nodes.items()})
-    return serve_run(spec, grid, config, Silent())  # type: ignore[arg-type]
+    return serve_run(spec, grid, config)
 
 
 def test_nodes_bring_their_own_data(nodes: Any, tmp_path: Path) -> None:

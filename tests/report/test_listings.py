@@ -49,3 +49,11 @@ def test_methods_and_models_have_a_page(capsys: pytest.CaptureFixture[str]) -> N
     assert "| 11,325,860, 1111.15 |" in capsys.readouterr().out
     assert cli.main(["list", "data", "--markdown"]) == 2
     assert "methods and models only" in capsys.readouterr().err
+
+
+def test_callbacks_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "callbacks"]) == 0
+    out = capsys.readouterr().out
+    assert "early-stopping\n    Stops when ``metric``" in out
+    assert "metric=accuracy, patience=10, min_delta=0" in out
+    assert {"mlflow", "wandb"} <= set(out.split())

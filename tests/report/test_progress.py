@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.protocol import ClientInfo, Round, Task
 from asfedbridge.report.listings import download_bar, list_topic
 from asfedbridge.report.progress import Progress
+from asfedbridge.runs.callback import Run
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import Setting
 from asfedbridge.runs.spec import apply_overrides
@@ -33,11 +34,13 @@ def records(index: int, point: str, *accuracies: float) -> list[dict[str, Any]]:
 
 def play(stream: io.StringIO, start: int = 0) -> str:
     progress = Progress(stream)
-    progress.run_begins(SPEC, SETTING, start)
+    run = Run(SPEC, SETTING, Path("run"), start)
+    progress.on_run_begin(run)
     for index in range(start, 2):
-        progress.epoch_ends(CLIENTS[0], "extract", 0, 1, {"ce": 2.25})
-        progress.round_ends(records(index, "trained", 10.0, 30.0))
-    progress.round_ends(records(2, "received", 20.0, 50.0))
+        progress.on_epoch_end(run, CLIENTS[0], "extract", 0, 1, {"ce": 2.25})
+        progress.on_round_end(run, Round(index, 2), records(index, "trained", 10.0, 30.0))
+        run.played = index + 1
+    progress.on_round_end(run, Round(2, 2), records(2, "received", 20.0, 50.0))
     return stream.getvalue()
 
 

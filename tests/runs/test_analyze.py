@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import torch
 from asfedbridge import cli
 from asfedbridge.analysis.pairs import MAX_OF_A_KIND, choose_clients
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Point
+from asfedbridge.core.protocol import METHODS, Point, Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.turn import evaluate
 from asfedbridge.report.analyses import render_analyses
 from asfedbridge.runs.analyze import analyse
+from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import read_rounds
 from asfedbridge.runs.rebuild import rebuild
 from asfedbridge.runs.recipes import quickstart
@@ -37,19 +37,14 @@ TINY = {
 MAIN = ("as-fedbridge", "fedavg", "standalone")
 
 
-class Silent:
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None
-
-
-class Leaves(Silent):
+class Leaves(Callback):
     """Goes away after the round of this index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def round_ends(self, records: Any) -> None:
-        if records[0]["round"] == self.index:
+    def on_round_end(self, run: Run, rnd: Round, records: Any) -> None:
+        if rnd.index == self.index:
             raise KeyboardInterrupt
 
 
@@ -62,7 +57,7 @@ def make_spec(method: str = "standalone", **changes: Any) -> Spec:
 
 
 def play(spec: Spec, out: Path, **options: Any) -> dict[str, Any]:
-    return execute(spec, out, out.parent, options.pop("observer", Silent()), **options)
+    return execute(spec, out, out.parent, **options)
 
 
 def measure(*folders: Path) -> list[dict[str, Any]]:
@@ -259,7 +254,7 @@ def test_the_engine_makes_no_difference(runs: Path, tmp_path: Path) -> None:
 def test_a_run_that_was_interrupted_has_the_same_snapshots(runs: Path, tmp_path: Path) -> None:
     spec = make_spec("fedavg", snapshot_every=1)
     with pytest.raises(KeyboardInterrupt):
-        play(spec, tmp_path / "run", observer=Leaves(0))
+        play(spec, tmp_path / "run", callbacks=[Leaves(0)])
     assert [p.name for p in (tmp_path / "run" / "snapshots").iterdir()] == ["round-000001"]
     play(spec, tmp_path / "run", resume=True)
     tensors = (
@@ -271,7 +266,7 @@ def test_a_run_that_was_interrupted_has_the_same_snapshots(runs: Path, tmp_path:
 
 def test_snapshots_may_be_asked_for_in_the_middle(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        play(make_spec(), tmp_path / "run", observer=Leaves(0))
+        play(make_spec(), tmp_path / "run", callbacks=[Leaves(0)])
     assert not (tmp_path / "run" / "snapshots").exists()
     play(make_spec(snapshot_every=2), tmp_path / "run", resume=True)
     assert [p.name for p in (tmp_path / "run" / "snapshots").iterdir()] == ["round-000002"]
@@ -332,7 +327,7 @@ def test_what_is_no_finished_run_is_named_before_anything_is_computed(runs: Path
     assert "is no run folder" in one_line(runs / "fedavg", tmp_path)
     assert "is no run folder" in one_line(tmp_path / "nowhere")
     with pytest.raises(KeyboardInterrupt):
-        play(make_spec(), tmp_path / "run", observer=Leaves(0))
+        play(make_spec(), tmp_path / "run", callbacks=[Leaves(0)])
     assert f"the run has not ended; finish it with asfedbridge run --resume --out {tmp_path / 'run'}" in one_line(
         tmp_path / "run"
     )

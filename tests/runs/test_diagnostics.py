@@ -1,7 +1,6 @@
 """Runs with ``diagnose_every``: the file is the same on every engine, resumed or not, and training does not notice."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,10 @@ import pytest
 
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import Round
 from asfedbridge.deploy.app_folder import write_deployment
 from asfedbridge.runs.analyze import analyse
+from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.diagnostics import read_course
 from asfedbridge.runs.folder import DIAGNOSTICS, read_diagnostics, read_rounds
 from asfedbridge.runs.recipes import quickstart
@@ -31,19 +32,14 @@ TINY = {
 }
 
 
-class Silent:
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: None
-
-
-class Leaves(Silent):
+class Leaves(Callback):
     """Interrupts the run after the round of this index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def round_ends(self, records: Any) -> None:
-        if records[0]["round"] == self.index:
+    def on_round_end(self, run: Run, rnd: Round, records: Any) -> None:
+        if rnd.index == self.index:
             raise KeyboardInterrupt
 
 
@@ -52,7 +48,7 @@ def make_spec(method: str = "fedavg", **changes: Any) -> Spec:
 
 
 def play(spec: Spec, out: Path, **options: Any) -> dict[str, Any]:
-    return execute(spec, out, out.parent, options.pop("observer", Silent()), **options)
+    return execute(spec, out, out.parent, **options)
 
 
 def untimed(folder: Path) -> list[dict[str, Any]]:
@@ -113,7 +109,7 @@ def test_an_interrupted_run_ends_with_the_same_file(run: Path, tmp_path: Path, i
     """Interrupted before the first diagnosed round, after it, and after the last; with checkpoints that lag behind."""
     spec = make_spec(checkpoint_every=2)
     with pytest.raises(KeyboardInterrupt):
-        play(spec, tmp_path / "run", observer=Leaves(index))
+        play(spec, tmp_path / "run", callbacks=[Leaves(index)])
     with (tmp_path / "run" / DIAGNOSTICS).open("ab") as file:
         file.write(b'{"round": 1, "cl')  # as kill -9 leaves it
     play(spec, tmp_path / "run", resume=True)
@@ -122,7 +118,7 @@ def test_an_interrupted_run_ends_with_the_same_file(run: Path, tmp_path: Path, i
 
 def test_a_file_that_is_gone_is_missed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", observer=Leaves(0))
+        play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", callbacks=[Leaves(0)])
     (tmp_path / "run" / DIAGNOSTICS).unlink()
     with pytest.raises(BadInput, match=r"diagnostics\.jsonl: does not hold the diagnosed rounds"):
         play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", resume=True)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing import event_accumulator, event_file_loader
+from tensorboard.plugins.hparams import api_pb2, metadata
 
 from asfedbridge.runs.tensorboard import EventFile, encode_event, masked_crc
 
@@ -31,6 +32,32 @@ def test_the_file_begins_with_its_version(tmp_path: Path) -> None:
     assert event.step == 3
     assert [(v.tag, v.simple_value) for v in event.summary.value] == [("a", 1.5)]
     assert abs(event.wall_time - version.wall_time) < 60
+
+
+def test_the_hparams_plugin_reads_what_a_session_begins_and_ends_with(tmp_path: Path) -> None:
+    file = EventFile(tmp_path)
+    given = {"method.name": "fedavg", "alpha": 0.1, "rounds": 20, "augment": False, "name": "\xe4" * 200}
+    file.add_hparams(given)
+    file.add(0, {"a": 1.5})
+    file.end_hparams()
+    accumulator = event_accumulator.EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    tags = accumulator.PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
+    kinds = {"string_value": str, "number_value": float, "bool_value": bool}
+    found = {key: getattr(v, v.WhichOneof("kind")) for key, v in start.hparams.items()}
+    assert found == given
+    assert {key: kinds[v.WhichOneof("kind")] for key, v in start.hparams.items()} == {
+        "method.name": str,
+        "alpha": float,
+        "rounds": float,
+        "augment": bool,
+        "name": str,
+    }
+    end = metadata.parse_session_end_info_plugin_data(tags[metadata.SESSION_END_INFO_TAG])
+    assert end.status == api_pb2.STATUS_SUCCESS
+    assert start.start_time_secs <= end.end_time_secs
+    assert [e.value for e in accumulator.Scalars("a")] == [1.5]
 
 
 def test_a_damaged_record_is_noticed(tmp_path: Path) -> None:

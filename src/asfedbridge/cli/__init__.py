@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from asfedbridge.cli import commands
 from asfedbridge.cli.commands import BAD_USAGE, FAILED, INTERRUPTED, resolve
 from asfedbridge.cli.parser import build_parser
-from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
+from asfedbridge.core.errors import BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
 
 __all__ = ["build_parser", "main", "resolve"]
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Diverged as error:
         print(f"asfedbridge: {error}; rounds before this one are kept", file=sys.stderr)
         return FAILED
-    except (WorkerLost, TooFewClients) as error:
+    except (WorkerLost, TooFewClients, CallbackFailed) as error:
         print(f"asfedbridge: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

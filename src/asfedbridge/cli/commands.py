@@ -46,6 +46,7 @@ def command_run(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources.registry import data_root
     from asfedbridge.report.progress import Progress
     from asfedbridge.report.tables import check_summary, client_rows, render_text, run_rows
+    from asfedbridge.runs.callback import make_callback
     from asfedbridge.runs.folder import SUMMARY, read_spec
     from asfedbridge.runs.recipes import quickstart
     from asfedbridge.runs.run import execute
@@ -66,15 +67,17 @@ def command_run(args: argparse.Namespace) -> int:
     else:
         spec = resolve(args.what)
     out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    callbacks = [make_callback(text) for text in args.callbacks]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         root = data_root(args.data_root)
         if args.engine == "flower":
             from asfedbridge.deploy import local_run
 
+            chosen["callbacks"] = ";".join(args.callbacks)
             summary = local_run.execute(spec, out, root, _tell, args.resume, chosen)
         else:
-            summary = execute(spec, out, root, Progress(), args.resume, args.engine, args.workers or 0)
+            summary = execute(spec, out, root, [Progress(), *callbacks], args.resume, args.engine, args.workers or 0)
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
         return INTERRUPTED

@@ -58,6 +58,14 @@ def _run(commands: "Commands") -> None:
         "--patience", type=_seconds, metavar="S", help="--engine flower: how long to wait for enough clients (600)"
     )
     run.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    run.add_argument(
+        "--callback",
+        dest="callbacks",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="observe the run, e.g. early-stopping:patience=5 or mlflow; may be repeated (docs/callbacks.md)",
+    )
     run.add_argument("--json", action="store_true", help="print the summary as JSON on stdout")
     _add_import(run)
     _add_data_root(run)
@@ -71,7 +79,7 @@ def _show(commands: "Commands") -> None:
 
 def _list(commands: "Commands") -> None:
     lists = commands.add_parser("list", help="what there is to choose from")
-    topics = ["all", "methods", "models", "data", "recipes", "fleets", "experiments", "kernels"]
+    topics = ["all", "methods", "models", "data", "recipes", "fleets", "experiments", "callbacks", "kernels"]
     lists.add_argument("topic", nargs="?", choices=topics, default="all", help="default: everything")
     lists.add_argument(
         "--markdown", action="store_true", help="methods: the page docs/methods.md; models: the table of docs/models.md"

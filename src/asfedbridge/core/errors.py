@@ -16,6 +16,10 @@ class WorkerLost(RuntimeError):
     """A process that clients live in is gone (killed, out of memory); the message names it, its client and round."""
 
 
+class CallbackFailed(RuntimeError):
+    """A callback raised an exception; the message names it. The run was saved first and can be resumed."""
+
+
 class TooFewClients(RuntimeError):
     """A round over a network got fewer usable uploads than it needs; the message names the round and who is missing."""
 

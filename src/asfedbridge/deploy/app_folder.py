@@ -21,6 +21,7 @@ CONFIG: dict[str, Any] = {
     "patience": 600.0,  # seconds to go on asking when there are too few; 0: the run ends
     "gathering": 120.0,  # seconds that nodes have to come before the first round
     "imports": "",  # files with models, separated by ':', that all processes can read; others are in the app
+    "callbacks": "",  # that the server adds, as of `run --callback`, separated by ';'
     "report-to": "",  # a folder for progress and outcome, where `asfedbridge run` reads them
 }
 # In the folder `report-to`: what the server says, how it ended, and its process.

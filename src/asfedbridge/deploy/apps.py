@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput, TooFewClients
-from asfedbridge.core.protocol import ClientInfo, Round, Shard, Task
+from asfedbridge.core.protocol import ClientInfo, Shard, Task
 from asfedbridge.data.dataset import Dataset, take_per_class
 from asfedbridge.data.event_frames import Framing
 from asfedbridge.data.loader import Shard as Images
@@ -46,12 +46,12 @@ from asfedbridge.engines.files import write_atomic
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.models.registry import load_file
 from asfedbridge.models.zoo import check_backbone
+from asfedbridge.runs.callback import Callback, CallbackList, make_callback
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_summary
 from asfedbridge.runs.privacy import load_library
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.records import event_records
-from asfedbridge.runs.run import Observer, Setting, make_task, pick_device, play, prepare
+from asfedbridge.runs.run import Setting, make_task, pick_device, play, prepare
 from asfedbridge.runs.spec import ON_NODES, Spec, from_table, restored
 from asfedbridge.runs.toml import read_toml
 
@@ -70,7 +70,7 @@ class NodeData(NamedTuple):
 CACHE: DataCache[NodeData] | None = None  # set in a node's task server and inherited by its turns
 
 
-def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[ServerApp, ClientApp]:
+def make_apps(file: Path, observe: Callable[..., Callback]) -> tuple[ServerApp, ClientApp]:
     """Flower's ServerApp and ClientApp for the specification in ``file``."""
     server = ServerApp()
 
@@ -83,7 +83,9 @@ def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[ServerApp, 
             write_atomic(place / PROCESS, str(os.getpid()).encode())
         try:
             stream = (place / PROGRESS).open("a", encoding="utf-8") if place else None
-            serve_run(read_specification(file, config), grid, config, observe(stream))
+            spec = read_specification(file, config)
+            added = [make_callback(text) for text in str(config["callbacks"]).split(";") if text]
+            serve_run(spec, grid, config, [observe(stream), *added])
         except Exception as error:
             if place:
                 told = {"kind": type(error).__name__, "text": str(error)}
@@ -126,7 +128,7 @@ def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
     return from_table(restored(read_toml(file)), quickstart())
 
 
-def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], observer: Observer) -> dict[str, Any]:
+def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """The server's side of a run, from its last checkpoint if there is one; returns the summary."""
     out = Path(config["out"]).absolute()
     check_network(spec)
@@ -140,19 +142,14 @@ def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], observer: Obser
     finished = read_summary(folder.path)
     if finished is not None:
         return finished
-
-    def tell(rnd: Round, event: Event) -> None:
-        records = event_records(rnd, [event])
-        folder.add_events(records)
-        observer.happens(records[0])
-
-    tolerance = Tolerance(tell, int(config["min-clients"]), float(config["patience"]))
+    watching = CallbackList(callbacks)
+    tolerance = Tolerance(watching.event, int(config["min-clients"]), float(config["patience"]))
     infos = setting.clients if setting else parse_fleet(spec.fleet, spec.T)
     identity = setting.identity(spec) if setting else {"specification": spec.digest()}
     task = setting.task if setting else None
     shape = (task.classes, task.channels, task.image_size, task.frames) if task else None
     roster = Roster(grid, infos, identity, shape)
-    observer.waits(f"waiting for {len(infos)} clients")
+    watching.wait(f"waiting for {len(infos)} clients")
     early: list[Event] = []
     roster.gather(float(config["gathering"]), early.append)
     if setting is None and roster.shape is None:  # nodes may be at work for a server that was killed
@@ -160,7 +157,7 @@ def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], observer: Obser
     setting = setting or setting_of_nodes(spec, roster)
     run, timeout = name_run(folder.path), float(config["round-timeout"])
     engine = FlowerEngine(grid, roster, spec.method, setting.task, tolerance, run, timeout)
-    return play(spec, setting, folder, observer, engine, tolerance, early)
+    return play(spec, setting, folder, watching, engine, tolerance, early)
 
 
 def name_run(folder: Path) -> str:

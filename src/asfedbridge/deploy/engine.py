@@ -77,6 +77,8 @@ class FlowerEngine:
     def _parcel(self, rnd: Round, client: int, down: Payload) -> RecordDict:
         since = self._since.get(client, 0)
         about = {"run": self._run, "client": client, "round": rnd.index, "since": since, "safe": self._safe}
+        if rnd.total < self._task.rounds:  # stopped early: this is the closing visit
+            about["total"] = rnd.total
         return pack(down, self._method.downloads(self._task, self._roster.infos[client]), about)
 
     def _read(self, rnd: Round, client: int, answer: Answer) -> Reply:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput, Diverged, TooFewClients, WorkerLost
+from asfedbridge.core.errors import BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
 from asfedbridge.deploy.app_folder import OUTCOME, PROCESS, PROGRESS, STATES, check_network, write_app
 from asfedbridge.deploy.local_cluster import PATIENCE, Loopback
 from asfedbridge.engines.process import prepare_process
@@ -18,7 +18,7 @@ from asfedbridge.runs.run import pick_device, prepare
 from asfedbridge.runs.spec import Spec
 
 PRELOAD = ("sklearn.datasets", "asfedbridge.deploy.apps", "asfedbridge.report.progress")
-ERRORS = {kind.__name__: kind for kind in (BadInput, Diverged, TooFewClients)}
+ERRORS = {kind.__name__: kind for kind in (BadInput, CallbackFailed, Diverged, TooFewClients)}
 Tell = Callable[[str], None]
 
 

@@ -88,7 +88,8 @@ def _turn(message: Message, site: Site) -> RecordDict:
     down, about, _ = unpack(message.content, method.downloads(task, info), task.compress, what)
     if about.get("client") != info.id:
         raise GuardError(f"{what}: it is for client {one_line(str(about.get('client')), 20)}")
-    rnd = Round(read_count(about, "round", 0, task.rounds, what), task.rounds)
+    total = read_count(about, "total", 1, task.rounds, what) if "total" in about else task.rounds
+    rnd = Round(read_count(about, "round", 0, total, what), total)
     since = read_count(about, "since", 0, MOST_ROUNDS, what)
     safe = read_count(about, "safe", 0, MOST_ROUNDS, what)
     states = NodeStates(site.states, str(about.get("run")), info.id)

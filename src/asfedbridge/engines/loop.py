@@ -39,8 +39,9 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-# What happened in a round (who delivered, bytes sent and uploads by client) and the server's state after it.
-AfterRound = Callable[[Round, Sequence[ClientInfo], Mapping[int, int], Mapping[int, Upload], Payload], None]
+# What happened in a round (who delivered, bytes sent and uploads by client) and the server's state after it. True: this
+# was the last round.
+AfterRound = Callable[[Round, Sequence[ClientInfo], Mapping[int, int], Mapping[int, Upload], Payload], bool | None]
 
 
 class Downloads(Mapping[int, Payload]):
@@ -142,14 +143,21 @@ def federate(
     start: int = 0,
     state: Payload | None = None,
     tolerance: Tolerance | None = None,
+    rounds: int | None = None,
 ) -> Payload:
-    """Rounds ``start`` .. ``task.rounds - 1``, then the closing visit in which clients receive the last aggregate."""
+    """Rounds ``start`` .. ``task.rounds - 1``, then the closing visit in which clients receive the last aggregate.
+
+    With ``rounds``, or when ``after_round`` returns True, there are fewer rounds; the closing visit comes after them.
+    """
     clients = sorted(engine.clients(), key=lambda c: c.id)
     if state is None:
         state = method.server_init(task, clients)
-    for index in range(start, task.rounds + 1):
-        rnd = Round(index, task.rounds)
+    index, total = start, task.rounds if rounds is None else rounds
+    while index <= total:
+        rnd = Round(index, total)
         participants = draw(clients, participation, task.seed, rnd)
         state, sent, ups = play_round(method, task, engine, state, rnd, participants, tolerance)
-        after_round(rnd, delivered(engine, ups), sent, ups, state)
+        stop = after_round(rnd, delivered(engine, ups), sent, ups, state)
+        index += 1
+        total = min(index, total) if stop else total
     return state

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, Diverged
-from asfedbridge.core.protocol import ClientInfo, Point
+from asfedbridge.core.protocol import Point
 from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.paper.experiments import Cell
 from asfedbridge.runs.analyze import analyse, file_name, read_analysis
 from asfedbridge.runs.costs import read_costs, run_costs
 from asfedbridge.runs.diagnostics import read_course
 from asfedbridge.runs.folder import read_rounds, read_summary
-from asfedbridge.runs.records import Record
-from asfedbridge.runs.run import Setting, execute
+from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import Spec
 
 CELLS = "cells"
@@ -127,16 +126,6 @@ def _stop(processes: Sequence[Any]) -> None:
             process.join()
 
 
-class _Silent:
-    """An observer that does not look: what a run has to say is in its folder."""
-
-    def waits(self, what: str) -> None: ...
-    def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None: ...
-    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
-    def round_ends(self, records: Sequence[Record]) -> None: ...
-    def happens(self, event: Record) -> None: ...
-
-
 def _play_one(job: Job, root: Path) -> None:
     """In a process of its own, whose words go to the log; the last of them is the reason if it fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop them is the parent's part
@@ -146,7 +135,7 @@ def _play_one(job: Job, root: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log.fileno(), stream.fileno())
     try:
-        execute(job.spec, job.folder, root, _Silent(), resume=True)
+        execute(job.spec, job.folder, root, resume=True)
     except (BadInput, Diverged) as error:
         print(error, file=sys.stderr)
         sys.exit(1)

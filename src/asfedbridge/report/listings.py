@@ -15,11 +15,12 @@ from asfedbridge.kernels import dispatch
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import outline_backbone
 from asfedbridge.paper.experiments import EXPERIMENTS
+from asfedbridge.runs.callback import CALLBACKS
 from asfedbridge.runs.fleet import FLEETS
 from asfedbridge.runs.recipes import RECIPES
 from asfedbridge.runs.spec import method_fields
 
-TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "kernels")
+TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "callbacks", "kernels")
 
 
 def list_topic(topic: str, root: str | None = None) -> str:
@@ -33,8 +34,22 @@ def list_topic(topic: str, root: str | None = None) -> str:
         "recipes": lambda: _pairs({name: inspect.getdoc(recipe) or "" for name, recipe in RECIPES.items()}),
         "fleets": lambda: _pairs(FLEETS | {"N+M": "N*resnet18:ann,M*resnet18:snn for any N and M"}),
         "experiments": lambda: _pairs({name: entry.title for name, entry in EXPERIMENTS.items()}),
+        "callbacks": list_callbacks,
         "kernels": lambda: _pairs(dispatch.describe()),
     }[topic]()
+
+
+def list_callbacks() -> str:
+    """Each callback with the first line of its documentation, and its options with defaults."""
+    import asfedbridge.runs.callbacks  # noqa: F401  registers those that come with the library
+
+    parts = []
+    for name, make in sorted(CALLBACKS.items()):
+        about = (inspect.getdoc(make) or "").split("\n")[0]
+        fields = inspect.signature(make).parameters.values()
+        options = ", ".join(f.name if f.default is f.empty else f"{f.name}={_show(f.default)}" for f in fields)
+        parts.append(f"{name}\n    {about}\n    {options or 'no options'}")
+    return "\n".join(parts)
 
 
 def list_methods() -> str:

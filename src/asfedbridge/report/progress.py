@@ -3,18 +3,18 @@
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.core.protocol import ClientInfo, Round
 from asfedbridge.data.partition import describe_partition
+from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.records import Record, group_means, ordered
-from asfedbridge.runs.run import Setting
-from asfedbridge.runs.spec import ON_NODES, Spec
+from asfedbridge.runs.spec import ON_NODES
 
 
-class Progress:
-    """An observer that writes to a stream, stderr by default: results belong to stdout."""
+class Progress(Callback):
+    """Writes to a stream, stderr by default: results belong to stdout."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
@@ -24,10 +24,11 @@ class Progress:
         self.began = time.perf_counter()
         self.played = 0
 
-    def waits(self, what: str) -> None:
-        self._line(f"{what} ...")
+    def on_wait(self, reason: str) -> None:
+        self._line(f"{reason} ...")
 
-    def run_begins(self, spec: Spec, setting: Setting, next_round: int) -> None:
+    def on_run_begin(self, run: Run) -> None:
+        spec, setting, next_round = run.spec, run.setting, run.next_round
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
         added, judged = spec.method.columns(), spec.method.reports
         self.columns = [(c.title, f"{c.point or judged}.{c.predictor}_accuracy") for c in added]
@@ -46,7 +47,9 @@ class Progress:
         if next_round:
             self._line(f"resumed after round {next_round}")
 
-    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None:
+    def on_epoch_end(
+        self, run: Run, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]
+    ) -> None:
         if not self.live:
             return
         numbers = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
@@ -58,21 +61,22 @@ class Progress:
         self.stream.write("\r\x1b[2K" + status[: columns - 1])
         self.stream.flush()
 
-    def round_ends(self, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
         means = group_means(records)
-        closing = records[0]["round"] >= self.total
-        point = "received" if closing else "trained"
+        point = "received" if rnd.closing else "trained"
         groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means.get(f"{point}.accuracy", {})).items())
         beside = "".join(f"  {name} {means[key]['all']:6.2f}" for name, key in self.columns if key in means)
-        self.next_round = records[0]["round"] + 1
+        self.next_round = rnd.index + 1
         self.played += 1
         width = len(str(self.total))
-        name = "closing visit" if closing else f"round {self.next_round:{width}d}/{self.total}"
+        name = "closing visit" if rnd.closing else f"round {self.next_round:{width}d}/{self.total}"
         self._line(
-            f"{name}  {'accuracy ' if groups else ''}{groups}{beside}  {'' if closing else self._left()}".rstrip()
+            f"{name}  {'accuracy ' if groups else ''}{groups}{beside}  {'' if rnd.closing else self._left()}".rstrip()
         )
+        if rnd.closing and run.played < self.total:
+            self._line(f"stopped after round {run.played}: {run.stopped}")
 
-    def happens(self, event: Record) -> None:
+    def on_event(self, run: Run, event: Record) -> None:
         who = "a node" if event["client"] is None else f"client {event['client']}"
         self._line(f"round {event['round'] + 1}/{self.total}  {who} {event['event']}: {event['reason']}")
 

@@ -24,7 +24,7 @@ from asfedbridge.engines.process import prepare_process
 from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
 from asfedbridge.runs.rebuild import Portrait, Table, Tell, portray
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.records import accuracies_after
+from asfedbridge.runs.records import accuracies_after, rounds_played
 from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import Spec
 
@@ -93,10 +93,10 @@ def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell,
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
     identity = setting.identity(spec)
-    last = read_last(folder, spec, identity)
+    last = read_last(folder, rounds_played(summary), identity)
     chosen = choose_clients(setting.clients)
     states = folder / CHECKPOINT / checkpoint.CLIENTS
-    final = portray(spec, setting, chosen, last, states, point, tell, f"{folder}")
+    final = portray(spec, setting, chosen, last, states, point, tell, f"{folder}", closing=True)
     snapshots = []
     for kept in checkpoint.list_folders(folder / SNAPSHOTS):
         then = checkpoint.read(kept, identity)
@@ -140,11 +140,11 @@ def open_run(folder: Path) -> tuple[Spec, Table]:
     return spec, summary
 
 
-def read_last(folder: Path, spec: Spec, identity: Mapping[str, str]) -> checkpoint.Checkpoint:
-    """The checkpoint after the last round."""
+def read_last(folder: Path, rounds: int, identity: Mapping[str, str]) -> checkpoint.Checkpoint:
+    """The checkpoint after the last of ``rounds`` rounds."""
     found = checkpoint.list_folders(folder / CHECKPOINT)
     last = checkpoint.read(found[-1], identity) if found else None
-    if last is None or last.next_round != spec.rounds:
+    if last is None or last.next_round != rounds:
         raise BadInput(f"{folder / CHECKPOINT}: the run's last checkpoint is not here, which is needed; run again")
     return last
 

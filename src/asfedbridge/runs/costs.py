@@ -19,6 +19,7 @@ from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import CHECKPOINT
 from asfedbridge.runs.rebuild import rebuild
 from asfedbridge.runs.recipes import paper
+from asfedbridge.runs.records import rounds_played
 from asfedbridge.runs.run import Setting, prepare
 from asfedbridge.runs.spec import Spec
 
@@ -53,14 +54,14 @@ def paper_costs() -> Table:
 
 def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:
     """Spikes in the SNN clients of a finished run, on their test images, at the point the method is judged at."""
-    spec, _ = open_run(path)
+    spec, summary = open_run(path)
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
-    last = read_last(path, spec, setting.identity(spec))
+    last = read_last(path, rounds_played(summary), setting.identity(spec))
     states = path / CHECKPOINT / checkpoint.CLIENTS
     spiking = [c for c in setting.clients if c.kind == "snn" and c.test_size]
     found: dict[ClientInfo, list[tuple[dict[str, Firing], int]]] = {}
-    for client in rebuild(spec, setting, spiking, last, states, spec.method.reports):
+    for client in rebuild(spec, setting, spiking, last, states, spec.method.reports, closing=True):
         layers = firing_rates(client, client.shard.test_batches(EVALUATION_BATCH))
         found.setdefault(client.info.shape, []).append((layers, client.info.test_size))
     return spec, setting, {shape: _spikes(parts) for shape, parts in found.items()}

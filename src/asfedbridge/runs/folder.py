@@ -18,9 +18,8 @@ import torch
 import asfedbridge
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
-from asfedbridge.runs.records import Record, group_means
+from asfedbridge.runs.records import Record
 from asfedbridge.runs.spec import Spec, from_table, restored
-from asfedbridge.runs.tensorboard import EventFile
 from asfedbridge.runs.toml import read_toml, write_toml
 
 SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
@@ -50,7 +49,6 @@ class RunFolder:
             write_atomic(path / SPEC, write_toml(spec).encode())
         if not (path / ENV).exists():
             write_atomic(path / ENV, json.dumps(environment(spec), indent=2).encode())
-        self._events: EventFile | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -61,9 +59,9 @@ class RunFolder:
         return self.path / SNAPSHOTS
 
     def begin(self, next_round: int, sha256: str = "") -> list[Record]:
-        """Drop records of rounds that will be played again, and write the TensorBoard file anew from the rest.
+        """Drop records of rounds that will be played again; return those of the other rounds, without events.
 
-        ``sha256`` is that of the rest, as a checkpoint remembers it.
+        ``sha256`` is that of the records that stay, as a checkpoint remembers it.
         """
         kept = [r for r in _read_lines(self.path / ROUNDS) if r["round"] < next_round]
         if sha256 and hashlib.sha256(_lines(kept)).hexdigest() != sha256:
@@ -72,22 +70,14 @@ class RunFolder:
                 f"restore it, or start again in another --out"
             )
         write_atomic(self.path / ROUNDS, _lines(kept))
-        records = [r for r in kept if "event" not in r]
-        self._events = EventFile(self.path / "tensorboard")
-        for index in sorted({r["round"] for r in records}):
-            self._log([r for r in records if r["round"] == index])
-        return records
+        return [r for r in kept if "event" not in r]
 
     def records_sha256(self) -> str:
         """Of all records so far: what `begin` asks for."""
         return hashlib.sha256((self.path / ROUNDS).read_bytes()).hexdigest()
 
-    def add_round(self, records: Sequence[Record]) -> None:
-        self.add_events(records)
-        self._log(records)
-
-    def add_events(self, records: Sequence[Record]) -> None:
-        """Records that no curve is drawn of."""
+    def add_records(self, records: Sequence[Record]) -> None:
+        """Of a round, or of events."""
         _append(self.path / ROUNDS, _lines(records))
 
     def begin_diagnostics(self, done: Sequence[int]) -> list[Record]:
@@ -119,11 +109,6 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
-
-    def _log(self, records: Sequence[Record]) -> None:
-        assert self._events
-        scalars = {f"{key}/{group}": v for key, means in group_means(records).items() for group, v in means.items()}
-        self._events.add(records[0]["round"], scalars)
 
     def _take_lock(self) -> IO[str]:
         lock = (self.path / LOCK).open("a")

@@ -69,11 +69,12 @@ def portray(
     point: Point,
     tell: Tell,
     what: str,
+    closing: bool = False,
 ) -> Portrait:
     features, accuracy, rates = [], [], []
     with tempfile.TemporaryDirectory(prefix="asfedbridge-") as place:
         gradients = Spool(Path(place))
-        for client in rebuild(spec, setting, clients, found, states, point):
+        for client in rebuild(spec, setting, clients, found, states, point, closing):
             tell(f"{what}: {client.info.label}")
             features.append(read_features(client, setting.probe))
             gradients.add(probe_gradient(client, setting.probe))
@@ -90,12 +91,16 @@ def rebuild(
     found: Checkpoint,
     states: Path,
     point: Point,
+    closing: bool = False,
 ) -> Iterator[Client]:
-    """The clients of a checkpoint, one in memory at a time; nothing in the run folder changes."""
+    """The clients of a checkpoint, one in memory at a time; nothing in the run folder changes.
+
+    ``closing``: the run ended with this checkpoint, before its last round if it was stopped early.
+    """
     device = pick_device("auto" if spec.device == "cuda" else spec.device)  # a run from elsewhere may be looked at here
     host = ClientHost(spec.method, setting.task, setting.clients, setting.shards, device, capacity=1, folder=states)
     host.restore(found.states)
-    rnd = Round(found.next_round, spec.rounds)
+    rnd = Round(found.next_round, found.next_round if closing else spec.rounds)
     for info in clients:
         client = host.client(info.id)
         if point == "received":

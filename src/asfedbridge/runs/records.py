@@ -8,6 +8,7 @@ from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
 from asfedbridge.engines.failures import Event
 
 Record = dict[str, Any]
+IDENTITY = ("round", "client", "width")  # numbers of a record that say whose it is
 
 
 def make_records(
@@ -30,18 +31,22 @@ def make_records(
 
 
 def event_records(rnd: Round, events: Iterable[Event]) -> list[Record]:
-    """What happened to clients behind a network; ``store.read_rounds`` passes over these."""
+    """What happened to clients behind a network; ``folder.read_rounds`` passes over these."""
     return [{"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason} for e in events]
+
+
+def client_scalars(record: Record) -> dict[str, float]:
+    """The numbers that a client's round produced: losses, accuracies, bytes, seconds."""
+    return {k: float(v) for k, v in record.items() if isinstance(v, int | float) and k not in IDENTITY}
 
 
 def group_means(records: Iterable[Record]) -> dict[str, dict[str, float]]:
     """For each number of a round: its mean over the clients of each kind, and over all."""
     values: dict[str, dict[str, list[float]]] = {}
     for record in records:
-        for key, value in record.items():
-            if isinstance(value, int | float) and key not in ("round", "client", "width"):
-                for group in (record["kind"], "all"):
-                    values.setdefault(key, {}).setdefault(group, []).append(float(value))
+        for key, value in client_scalars(record).items():
+            for group in (record["kind"], "all"):
+                values.setdefault(key, {}).setdefault(group, []).append(value)
     return {key: {g: sum(v) / len(v) for g, v in groups.items()} for key, groups in values.items()}
 
 
@@ -103,6 +108,11 @@ def summarise(
         "uplink_bytes": sum(r["uplink_bytes"] for r in records),
         "downlink_bytes": sum(r["downlink_bytes"] for r in records),
     }
+
+
+def rounds_played(summary: Mapping[str, Any]) -> int:
+    """Fewer than the specification has if the run was stopped early."""
+    return int(summary.get("stopped_early", summary)["rounds"])
 
 
 def ordered(means: Mapping[str, float]) -> dict[str, float]:

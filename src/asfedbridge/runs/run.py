@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,24 +31,19 @@ from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.models.neuron import stem_channels
 from asfedbridge.models.zoo import check_backbone, compile_kernels
-from asfedbridge.runs.diagnostics import Diagnose, Diagnostics
+from asfedbridge.runs.callback import Callback, CallbackList, Run
+from asfedbridge.runs.callbacks.checkpointer import Checkpointer
+from asfedbridge.runs.callbacks.diagnostics import Diagnose, Diagnostics
+from asfedbridge.runs.callbacks.privacy_ledger import PrivacyLedger
+from asfedbridge.runs.callbacks.recorder import Recorder
+from asfedbridge.runs.callbacks.tensorboard import TensorBoard
 from asfedbridge.runs.fleet import one_of_each, parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
 from asfedbridge.runs.privacy import load_library, summarise_privacy
-from asfedbridge.runs.records import Record, make_records, summarise
+from asfedbridge.runs.records import make_records, summarise
 from asfedbridge.runs.spec import ON_NODES, Spec
 
 PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
-
-
-class Observer(Protocol):
-    """Whoever wants to watch a run."""
-
-    def waits(self, what: str) -> None: ...
-    def run_begins(self, spec: Spec, setting: "Setting", next_round: int) -> None: ...
-    def epoch_ends(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: dict[str, float]) -> None: ...
-    def round_ends(self, records: Sequence[Record]) -> None: ...
-    def happens(self, event: Record) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -128,15 +123,17 @@ def execute(
     spec: Spec,
     out: Path,
     data_root: Path,
-    observer: Observer,
+    callbacks: Sequence[Callback] = (),
     resume: bool = False,
     engine: str = "local",
     workers: int = 0,
 ) -> dict[str, Any]:
     """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
 
-    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same.
+    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. A run that
+    has ended already is not played again, and its callbacks are not called.
     """
+    watching = CallbackList(callbacks)
     device = pick_device(spec.device)
     prepare_process(spec.threads)
     if spec.method.mechanism:
@@ -148,10 +145,10 @@ def execute(
         if finished is not None:
             return finished
         if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
-            with _told(observer, "compiling spiking kernels (on first use only)"):
+            with _told(watching, "compiling spiking kernels (on first use only)"):
                 compile_kernels()  # here, once, and not in every worker
-        with closing(make_engine(engine, spec, setting, folder, device, observer.epoch_ends, workers)) as started:
-            return play(spec, setting, folder, observer, started, diagnose=started.diagnose)
+        with closing(make_engine(engine, spec, setting, folder, device, watching.epoch, workers)) as started:
+            return play(spec, setting, folder, watching, started, diagnose=started.diagnose)
     except OSError as error:
         raise BadInput(
             f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
@@ -159,9 +156,9 @@ def execute(
 
 
 @contextmanager
-def _told(observer: Observer, what: str, after: float = 1.0) -> Iterator[None]:
-    """Let the observer know what takes so long, if it does."""
-    timer = threading.Timer(after, observer.waits, [what])
+def _told(callbacks: CallbackList, what: str, after: float = 1.0) -> Iterator[None]:
+    """Tell the callbacks what takes so long, if it does."""
+    timer = threading.Timer(after, callbacks.wait, [what])
     timer.start()
     try:
         yield
@@ -185,7 +182,7 @@ def play(
     spec: Spec,
     setting: Setting,
     folder: RunFolder,
-    observer: Observer,
+    callbacks: CallbackList,
     engine: Engine,
     tolerance: Tolerance | None = None,
     early: Sequence[Event] = (),
@@ -194,21 +191,45 @@ def play(
     """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
 
     ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
+    Afterwards the folder is free for another process, or for a resume in this one.
     """
+    try:
+        return _play(spec, setting, folder, callbacks, engine, tolerance, early, diagnose)
+    except BaseException as error:
+        callbacks.abandon(error)
+        raise
+    finally:
+        folder.hand_over()
+
+
+def _play(
+    spec: Spec,
+    setting: Setting,
+    folder: RunFolder,
+    callbacks: CallbackList,
+    engine: Engine,
+    tolerance: Tolerance | None,
+    early: Sequence[Event],
+    diagnose: Diagnose | None,
+) -> dict[str, Any]:
     method, task = spec.method, setting.task
     private = method.mechanism
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
     restored = checkpoint.load(folder.checkpoints, engine, identity)
     start = restored.next_round if restored else 0
-    records = folder.begin(start, restored.records if restored else "")
-    first = Round(start, spec.rounds)
-    every = spec.diagnose_every
-    diagnostics = Diagnostics(folder, every, first, diagnose) if every and diagnose else None
+    server = restored.server if restored else None
     begin = time.perf_counter() - (restored.seconds if restored else 0.0)
-    observer.run_begins(spec, setting, start)
+    run = Run(spec, setting, folder.path, start, played=start, server=server or {})
+    checkpointer = Checkpointer(folder, engine, identity, begin)
+    # In this order: a release counts before anything of its round is kept, and a checkpoint refers to the records.
+    parts: list[Callback] = [PrivacyLedger(folder)] if private else []
+    parts += [Recorder(folder, restored.records if restored else ""), TensorBoard()]
+    if spec.diagnose_every and diagnose:
+        parts.append(Diagnostics(folder, spec.diagnose_every, diagnose))
+    callbacks.begin(run, [*parts, checkpointer])
     for event in early:
         assert tolerance
-        tolerance.tell(first, event)
+        tolerance.tell(Round(start, spec.rounds), event)
 
     def after_round(
         rnd: Round,
@@ -216,34 +237,27 @@ def play(
         sent: Mapping[int, int],
         ups: Mapping[int, Upload],
         state: Payload,
-    ) -> None:
-        if private and not rnd.closing:
-            folder.add_release([i for i, up in ups.items() if up.payload])
-        new = make_records(rnd, participants, sent, ups)
-        folder.add_round(new)
-        records.extend(new)
-        if diagnostics:
-            diagnostics.after_training(rnd, participants)
-        played = rnd.index + 1
-        kept = spec.snapshot_every > 0 and played % spec.snapshot_every == 0
-        if not rnd.closing and (kept or played % spec.checkpoint_every == 0 or played == rnd.total):
-            seconds = time.perf_counter() - begin
-            aside = folder.snapshots if kept else None
-            told = folder.records_sha256()
-            checkpoint.save(folder.checkpoints, played, state, engine, identity, seconds, aside, told)
-        observer.round_ends(new)
+    ) -> bool:
+        run.participants, run.uploads, run.server = participants, ups, state
+        run.played = min(rnd.index + 1, rnd.total)
+        callbacks.round(rnd, make_records(rnd, participants, sent, ups))
+        if not rnd.closing and (run.stopped or callbacks.failed):
+            checkpointer.save(run, rnd)
+            callbacks.check()
+        return bool(run.stopped)
 
-    server = restored.server if restored else None
-    federate(method, task, engine, after_round, spec.participation, start, server, tolerance)
+    rounds = start if start and run.stopped else None  # stopped before it was interrupted
+    federate(method, task, engine, after_round, spec.participation, start, server, tolerance, rounds)
     summary = summarise(
         method,
         engine.clients(),
-        records,
+        run.records,
         {
             "method": method.name,
             "data": spec.data,
             "seed": spec.seed,
             "rounds": spec.rounds,
+            **({"stopped_early": {"rounds": run.played, "reason": run.stopped}} if run.played < spec.rounds else {}),
             **engine.describe(),
             "partition": spec.partition if setting.shards else setting.partition,
             "alpha": spec.alpha,
@@ -262,4 +276,5 @@ def play(
     for entry, shard in zip(summary["clients"], setting.shards, strict=bool(setting.shards)):
         entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
     folder.write_summary(summary)
+    callbacks.end(summary)
     return summary

@@ -1,0 +1,189 @@
+"""What observes a run: the ``Callback`` class that users subclass, the run they are shown, and their registry.
+
+docs/callbacks.md shows how to write one.
+"""
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asfedbridge.core.errors import BadInput, CallbackFailed, nearest
+from asfedbridge.core.payload import Payload
+from asfedbridge.core.protocol import ClientInfo, Round, Upload
+from asfedbridge.engines.failures import Event
+from asfedbridge.runs.records import Record, event_records
+from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.toml import parse_assignment
+
+if TYPE_CHECKING:
+    from asfedbridge.runs.run import Setting
+
+C = TypeVar("C", bound=Callable[..., "Callback"])
+
+
+@dataclass
+class Run:
+    """A run in progress, as callbacks see it. Treat everything in it as read-only; ``stop`` is the only command."""
+
+    spec: Spec
+    setting: "Setting"  # task, clients and their shards
+    path: Path  # the run folder
+    next_round: int = 0  # the round this process begins with; above 0 when the run is resumed
+    played: int = 0  # rounds so far, without the closing visit
+    records: list[Record] = field(default_factory=list)  # one per client and round, of all rounds so far
+    participants: Sequence[ClientInfo] = ()  # of the last round: the clients that delivered
+    uploads: Mapping[int, Upload] = field(default_factory=dict)  # of the last round, by client
+    server: Payload = field(default_factory=dict)  # the server's state after the last round
+    stopped: str = ""  # why the run ends early; empty: it does not
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current round; in ``on_run_begin``, before the next one unless it would be the first.
+
+        The state is saved, clients receive the last aggregate, and ``summary.json`` gets an entry ``stopped_early``.
+        """
+        self.stopped = self.stopped or reason
+
+
+class Callback:
+    """Observes a run. Every method does nothing; override those you need.
+
+    Callbacks run in the process of the server, in the order in which they are given. When one of them raises an
+    exception, the round in progress is finished and saved, and the run ends with ``CallbackFailed``.
+    """
+
+    def on_wait(self, reason: str) -> None:
+        """Something takes long before the run can begin."""
+
+    def on_run_begin(self, run: Run) -> None:
+        """Called before the first round of this process. ``run.records`` holds the rounds of a resumed run."""
+
+    def on_epoch_end(
+        self, run: Run, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]
+    ) -> None:
+        """A client has finished an epoch of a training stage. Not called on the engine ``flower``."""
+
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+        """A round is recorded and, if one was due, its checkpoint is written. ``rnd.closing``: the closing visit."""
+
+    def on_event(self, run: Run, event: Record) -> None:
+        """Something happened to a client behind a network: ``round``, ``event``, ``client`` and ``reason``."""
+
+    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        """The run is complete and ``summary.json`` is written."""
+
+    def on_failure(self, run: Run, error: BaseException) -> None:
+        """The run ends without a summary: an error, or Ctrl-C (KeyboardInterrupt). Release what you hold."""
+
+
+class CallbackList:
+    """Calls the callbacks of a run, in order. ``engine`` ones come first and their errors are the run's own.
+
+    The first exception of a user's callback is kept until the round is saved; that callback is not called again.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.users = list(callbacks)
+        self.engine: Sequence[Callback] = ()
+        self.run: Run | None = None
+        self._failed: dict[int, CallbackFailed] = {}  # by the callback's place in ``users``
+
+    def wait(self, reason: str) -> None:
+        self._call("on_wait", reason)
+
+    def begin(self, run: Run, engine: Sequence[Callback]) -> None:
+        self.run, self.engine = run, engine
+        self._call("on_run_begin", run)
+        self.check()
+
+    def epoch(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]) -> None:
+        self._call("on_epoch_end", self.run, client, stage, epoch, epochs, losses)
+
+    def round(self, rnd: Round, records: Sequence[Record]) -> None:
+        self._call("on_round_end", self.run, rnd, records)
+
+    def event(self, rnd: Round, event: Event) -> None:
+        for record in event_records(rnd, [event]):
+            self._call("on_event", self.run, record)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self._call("on_run_end", self.run, summary)
+        self.check()
+
+    def abandon(self, error: BaseException) -> None:
+        """The run ends by ``error``, which no callback may hide."""
+        if self.run:
+            self._call("on_failure", self.run, error)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._failed)
+
+    def check(self) -> None:
+        """Raise the first exception of a callback, if there was one."""
+        for failure in self._failed.values():
+            raise failure
+
+    def _call(self, name: str, *args: Any) -> None:
+        complete = name == "on_run_end" or (name == "on_round_end" and args[1].closing)
+        for callback in self.engine:
+            getattr(callback, name)(*args)
+        for place, callback in enumerate(self.users):
+            if place in self._failed and name != "on_failure":
+                continue
+            try:
+                getattr(callback, name)(*args)
+            except Exception as error:
+                if name == "on_run_begin" and isinstance(error, BadInput):
+                    raise  # nothing is computed yet, and the message is for the user as it is
+                failure = CallbackFailed(_explain(callback, name, error, complete))
+                failure.__cause__ = error
+                self._failed.setdefault(place, failure)
+
+
+def _explain(callback: Callback, name: str, error: Exception, complete: bool) -> str:
+    """One line: which callback, where, why, and what is left of the run."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    left = "the run is complete" if complete else "what was computed is saved; resume the run to go on"
+    return f"callback {type(callback).__name__} failed in {name} ({why}; {where}); {left}"
+
+
+CALLBACKS: dict[str, Callable[..., Callback]] = {}
+
+
+def register_callback(name: str) -> Callable[[C], C]:
+    """Decorator: make a class known to ``asfedbridge run --callback NAME``."""
+
+    def enter(make: C) -> C:
+        known = CALLBACKS.get(name)
+        if not name or set(name) & set(":,;= "):
+            raise ValueError(f"'{name}' cannot name a callback: leave out spaces and any of : , ; =")
+        if known and getattr(known, "__qualname__", "") != getattr(make, "__qualname__", ""):
+            raise ValueError(f"two callbacks are called '{name}'")
+        CALLBACKS[name] = make
+        return make
+
+    return enter
+
+
+def make_callback(text: str) -> Callback:
+    """A callback from ``NAME`` or ``NAME:key=value,...``, as the command line gives it."""
+    import asfedbridge.runs.callbacks  # noqa: F401  registers those that come with the library
+
+    name, _, rest = text.partition(":")
+    if name not in CALLBACKS:
+        raise BadInput(f"--callback {text}: unknown callback '{name}'{nearest(name, CALLBACKS)}")
+    make = CALLBACKS[name]
+    options = dict(parse_assignment(word) for word in rest.split(",") if word.strip())
+    known = list(inspect.signature(make).parameters)
+    for key in options:
+        if key not in known:
+            raise BadInput(f"--callback {text}: {name} has no option '{key}'{nearest(key, known)}")
+    try:
+        return make(**options)
+    except TypeError as error:  # an option without a default is missing
+        raise BadInput(f"--callback {text}: {error}") from None

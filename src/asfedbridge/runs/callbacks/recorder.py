@@ -1,0 +1,26 @@
+"""Writes ``rounds.jsonl``: a line for every client and round, and for every event."""
+
+from collections.abc import Sequence
+
+from asfedbridge.core.protocol import Round
+from asfedbridge.runs.callback import Callback, Run
+from asfedbridge.runs.folder import RunFolder
+from asfedbridge.runs.records import Record
+
+
+class Recorder(Callback):
+    """``sha256`` is that of the records when the checkpoint was written that the run resumes from."""
+
+    def __init__(self, folder: RunFolder, sha256: str = "") -> None:
+        self._folder, self._sha256 = folder, sha256
+
+    def on_run_begin(self, run: Run) -> None:
+        """Drop the records of rounds that will be played again."""
+        run.records = self._folder.begin(run.next_round, self._sha256)
+
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+        self._folder.add_records(records)
+        run.records.extend(records)
+
+    def on_event(self, run: Run, event: Record) -> None:
+        self._folder.add_records([event])

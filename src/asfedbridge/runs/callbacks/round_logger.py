@@ -1,0 +1,85 @@
+"""What trackers of experiments have in common: every round is logged once, also when the run is resumed."""
+
+import importlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+from asfedbridge.core.errors import BadInput
+from asfedbridge.core.protocol import Round
+from asfedbridge.engines.files import write_atomic
+from asfedbridge.runs.callback import Callback, Run
+from asfedbridge.runs.callbacks.scalars import round_scalars
+from asfedbridge.runs.records import Record
+
+Outcome = Literal["finished", "failed", "interrupted"]
+
+
+class RoundLogger(Callback):
+    """Remembers in ``NAME.json`` in the run folder which run of the tracker it writes to, and how far it is.
+
+    A round that the tracker has already is not sent again when it is played again; rounds from before the callback was
+    added are sent when it begins.
+    """
+
+    name: str
+    _id = ""  # of the tracker's run, once there is one
+    _next = 0  # the first round that the tracker does not have
+
+    @abstractmethod
+    def open(self, run: Run, known: str) -> tuple[str, bool]:
+        """Begin a run of the tracker, or continue ``known``. Returns its id, and whether it is ``known``."""
+
+    @abstractmethod
+    def log(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def close(self, outcome: Outcome, results: Mapping[str, Any]) -> None:
+        """``results``: the numbers of the summary, if there is one."""
+
+    def on_run_begin(self, run: Run) -> None:
+        self._file = run.path / f"{self.name}.json"
+        known, next_round = self._read()
+        self._id, same = self.open(run, known)
+        self._next = next_round if same else 0
+        for index, records in groupby(run.records, key=lambda r: r["round"]):
+            self._send(run, index, list(records))
+
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+        self._send(run, rnd.index, records)
+
+    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        numbers = {f"summary/{key}": v for key, v in summary.items() if isinstance(v, int | float)}
+        groups = {f"summary/accuracy/{group}": v for group, v in summary["accuracy"].items()}
+        self.close("finished", numbers | groups)
+
+    def on_failure(self, run: Run, error: BaseException) -> None:
+        if self._id:
+            self.close("failed" if isinstance(error, Exception) else "interrupted", {})
+
+    def _send(self, run: Run, index: int, records: Sequence[Record]) -> None:
+        if index >= self._next:
+            self.log(index, round_scalars(run, records))
+            self._next = index + 1
+            write_atomic(self._file, json.dumps({"run": self._id, "next_round": self._next}).encode())
+
+    def _read(self) -> tuple[str, int]:
+        if not self._file.exists():
+            return "", 0
+        try:
+            found = json.loads(self._file.read_bytes())
+            return str(found["run"]), int(found["next_round"])
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"{self._file}: is damaged; remove it to begin a new {self.name} run") from None
+
+
+def load_package(module: str, extra: str) -> Any:
+    """A package that is not installed by default, or one line that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise BadInput(
+            f"callback {extra} needs the package {module}; install it with: pip install 'asfedbridge[{extra}]'"
+        ) from None
