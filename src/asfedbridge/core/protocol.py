@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -354,10 +354,18 @@ def first_of_each(clients: Iterable[ClientInfo]) -> list[ClientInfo]:
 METHODS: dict[str, type[Method]] = {}
 
 
-def register(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: make a method known under ``name`` to command line, recipes and conformance suite."""
+M = TypeVar("M", bound=type[Method])
 
-    def enter(cls: type[Method]) -> type[Method]:
+
+def register_method(name: str) -> Callable[[M], M]:
+    """Class decorator: make a method known under ``name`` to command line, recipes and conformance suite.
+
+    It goes above ``@dataclass(frozen=True)``, whose fields are the method's hyper-parameters.
+    """
+
+    def enter(cls: M) -> M:
+        if vars(cls).get("__annotations__") and "__dataclass_params__" not in vars(cls):
+            raise TypeError(f"method '{name}': put @dataclass(frozen=True) between the decorator and class {cls.__name__}")
         known = METHODS.get(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"two methods are called '{name}'")
@@ -366,3 +374,6 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
         return cls
 
     return enter
+
+
+register = register_method

@@ -17,6 +17,7 @@ import torch
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput, TooFewClients
+from asfedbridge.core.plugins import load_all
 from asfedbridge.core.protocol import ClientInfo, Round, Shard, Task
 from asfedbridge.data.dataset import Dataset, take_per_class
 from asfedbridge.data.event_frames import Framing
@@ -40,7 +41,6 @@ from asfedbridge.deploy.server import make_server_app
 from asfedbridge.engines.failures import Event, Tolerance
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.models.registry import load_file
 from asfedbridge.models.zoo import check_backbone
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_summary
@@ -81,9 +81,8 @@ def make_apps(file: Path, observe: Callable[..., Observer]) -> tuple[Any, Any]:
 
 
 def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
-    for name in (*sorted(map(str, (file.parent / MODELS).glob("*.py"))), *str(config["imports"]).split(":")):
-        if name:
-            load_file(name)
+    files = (*sorted(map(str, (file.parent / MODELS).glob("*.py"))), *str(config["imports"]).split(":"))
+    load_all(name for name in files if name)
     return from_table(restored(read_toml(file)), quickstart())
 
 
@@ -132,7 +131,7 @@ def name_run(folder: Path) -> str:
     try:
         return str(json.loads(path.read_bytes())["run"])
     except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{path}: is damaged; restore it, or start again in another --out") from None
+        raise BadInput(f"{path}: is damaged; restore it, or start again in another out") from None
 
 
 def setting_of_nodes(spec: Spec, roster: Roster) -> Setting:

@@ -153,7 +153,7 @@ def execute(
             return play(spec, setting, folder, observer, started, diagnose=started.diagnose)
     except OSError as error:
         raise BadInput(
-            f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
+            f"out={out}: cannot write ({error.strerror or error}); free or change the disk, then go on with resume=True"
         ) from error
 
 
