@@ -30,12 +30,6 @@ TASK = Task(classes=4, channels=3, image_size=8, feature_dim=16)
 SMALL = ["rounds=1", "train_per_class=3", "test_per_class=2", "T=2", "feature_dim=16", "partition=iid"]
 
 
-def forget() -> None:
-    zoo._FIRST.clear()
-    zoo._outline_backbone.cache_clear()
-    zoo._check_output.cache_clear()
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models and files of one test are gone in the next."""
@@ -45,7 +39,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     MODELS.clear()
     MODELS.update(before)
     plugins.FILES.clear()
-    forget()
+    zoo.forget_models()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 from asfedbridge.core.errors import BadInput
@@ -54,6 +53,8 @@ def load_entry_points() -> list[str]:
     """
     global _problems
     if _problems is None:
+        from importlib import metadata  # takes longer than all else that `asfedbridge --help` imports
+
         _problems = []
         for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
             package = entry.dist.name if entry.dist else entry.value

@@ -365,7 +365,7 @@ def register_method(name: str) -> Callable[[M], M]:
 
     def enter(cls: M) -> M:
         if vars(cls).get("__annotations__") and "__dataclass_params__" not in vars(cls):
-            raise TypeError(f"method '{name}': put @dataclass(frozen=True) between the decorator and class {cls.__name__}")
+            raise TypeError(f"method '{name}': class {cls.__name__} has fields; make it a @dataclass(frozen=True)")
         known = METHODS.get(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"two methods are called '{name}'")

@@ -9,7 +9,7 @@ from typing import TextIO
 from asfedbridge.core.protocol import ClientInfo
 from asfedbridge.runs.records import Record, group_means, ordered
 from asfedbridge.runs.run import Setting
-from asfedbridge.runs.spec import ON_NODES, Spec
+from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
         self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
         self.began = time.perf_counter()
         split = "iid" if spec.partition == "iid" else f"Dirichlet({spec.alpha:g})"
-        split = "each client's own" if spec.data == ON_NODES else split
+        split = "each client's own" if spec.data in (IN_PYTHON, ON_NODES) else split
         train = sum(c.train_size for c in setting.clients)
         size, frames = setting.task.image_size, setting.task.frames
         images = "images" if frames == 1 else f"examples of {frames} frames"

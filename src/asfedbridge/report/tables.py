@@ -50,7 +50,7 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     beside = ["Bridge", *(f"fused {group_title(g)}" for g in fused), *nearest]
     rows = [[*head, "best all", *beside, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
-        split = {"iid": "iid", "nodes": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
+        split = {"iid": "iid", "nodes": "their own", "python": "their own"}.get(s["partition"], f"Dir({s['alpha']:g})")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
         rows.append(
             [

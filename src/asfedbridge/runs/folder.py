@@ -16,6 +16,7 @@ import numpy
 import torch
 
 import asfedbridge
+from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.records import Record, group_means
@@ -220,6 +221,8 @@ def environment(spec: Spec) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": sys.argv,
+        "imports": list(plugins.FILES),
+        "plugins": dict(plugins.PACKAGES),
         "spec": spec.digest(),
     }
 
