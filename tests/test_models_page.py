@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from asfedbridge import cli
+from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.plugins import load_plugin
 from asfedbridge.core.protocol import METHODS, ClientInfo, Output, Task
 from asfedbridge.models import registry, zoo
-from asfedbridge.models.registry import MODELS, load_file
+from asfedbridge.models.registry import MODELS
 from asfedbridge.report.listings import models_table
 from asfedbridge.runs.fleet import parse_fleet
 
@@ -28,12 +30,6 @@ TASK = Task(classes=4, channels=3, image_size=8, feature_dim=16)
 SMALL = ["rounds=1", "train_per_class=3", "test_per_class=2", "T=2", "feature_dim=16", "partition=iid"]
 
 
-def forget() -> None:
-    zoo._FIRST.clear()
-    zoo._outline_backbone.cache_clear()
-    zoo._check_output.cache_clear()
-
-
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Models and files of one test are gone in the next."""
@@ -42,8 +38,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     MODELS.clear()
     MODELS.update(before)
-    registry.FILES.clear()
-    forget()
+    plugins.FILES.clear()
+    zoo.forget_models()
 
 
 @pytest.fixture
@@ -68,7 +64,7 @@ def test_the_wraps_are_short() -> None:
 
 @pytest.mark.parametrize(("name", "kind", "T"), [("mlp", "ann", 1), ("jelly", "snn", 3)])
 def test_the_wraps_learn(mine: Path, name: str, kind: Any, T: int) -> None:
-    load_file(str(mine))
+    load_plugin(str(mine))
     info = ClientInfo(0, kind, name, 1.0, T)
     zoo.check_backbone(TASK, info)
     before = torch.get_rng_state()
@@ -146,7 +142,7 @@ BROKEN = [
 def test_a_wrong_wrap_is_refused_in_one_line(mine: Path, old: str, new: str, message: str) -> None:
     assert old in CODE[0]
     mine.write_text(CODE[0].replace(old, new), encoding="utf-8")
-    load_file(str(mine))
+    load_plugin(str(mine))
     with pytest.raises(BadInput, match=message) as error:
         zoo.check_backbone(TASK, ClientInfo(0, "ann", "mlp"))
     assert "\n" not in str(error.value)
@@ -155,7 +151,7 @@ def test_a_wrong_wrap_is_refused_in_one_line(mine: Path, old: str, new: str, mes
 
 def test_spikingjelly_without_a_reset_is_refused(mine: Path) -> None:
     mine.write_text(CODE[1].replace("        functional.reset_net(self)\n", ""), encoding="utf-8")
-    load_file(str(mine))
+    load_plugin(str(mine))
     with pytest.raises(BadInput, match="reset its state in forward"):
         zoo.check_backbone(replace(TASK, feature_dim=256), ClientInfo(0, "snn", "jelly", T=4))
 
@@ -164,15 +160,15 @@ def test_an_output_is_asked_for(mine: Path) -> None:
     mine.write_text(
         CODE[0].replace("return Output(self.head(feature_BD)[None], feature_BD[None])", "return feature_BD")
     )
-    load_file(str(mine))
+    load_plugin(str(mine))
     with pytest.raises(BadInput, match="returns a Tensor; return Output"):
         zoo.check_backbone(TASK, ClientInfo(0, "ann", "mlp"))
 
 
 def test_a_fleet_knows_what_a_model_can_be(mine: Path) -> None:
-    load_file(str(mine))
-    load_file(str(mine))  # a second time is once
-    assert len(registry.FILES) == 1
+    load_plugin(str(mine))
+    load_plugin(str(mine))  # a second time is once
+    assert len(plugins.FILES) == 1
     assert len(parse_fleet("2*mlp:ann,jelly:snn:T=3", 4)) == 3
     with pytest.raises(BadInput, match=r"entry 1 'mlp:snn': unknown kind 'snn'.*known: ann$"):
         parse_fleet("mlp:snn", 4)
@@ -200,7 +196,7 @@ def test_one_name_is_one_model() -> None:
 
 def test_fedfree_refuses_a_global_model_without_a_clients_type_of_layer(mine: Path) -> None:
     """The dense network is the widest, so it would be the server's."""
-    load_file(str(mine))
+    load_plugin(str(mine))
     clients = [ClientInfo(0, "ann", "mlp", 2.0), ClientInfo(1, "ann", "vgg9", 0.125)]
     method = METHODS["fedfree"](mismatch="prefix")  # type: ignore[call-arg]
     with pytest.raises(BadInput, match=r"client 1 .* has stem, and the global model no layer of its type") as error:
@@ -217,7 +213,7 @@ def test_a_federation_takes_models_of_ones_own_along(mine: Path, tmp_path: Path)
     assert copied.read_text() == mine.read_text()
     mine.unlink()  # a node has only the app
     MODELS.pop("mlp")
-    registry.FILES.clear()
+    plugins.FILES.clear()
     pytest.importorskip("flwr")
     from asfedbridge.deploy.apps import read_specification
 

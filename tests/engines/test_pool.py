@@ -169,7 +169,7 @@ def test_workers_end_when_they_are_let_go(pair: Any) -> None:
         (
             "killed",
             WorkerLost,
-            r"^worker \d died \(signal 9\) while client 1 \(resnet18@0.125:snn\) was in round 1; .*--resume$",
+            r"^worker \d died \(signal 9\) while client 1 \(resnet18@0.125:snn\) was in round 1; .*resume=True$",
         ),
         ("exit", WorkerLost, r"^worker \d died \(exit code 3\) while client 1 \(resnet18@0.125:snn\) was in round 1; "),
     ],
@@ -315,7 +315,7 @@ def test_without_a_folder_nothing_is_left(pair: Any, monkeypatch: pytest.MonkeyP
         (
             OSError(11, "Resource temporarily unavailable"),
             BadInput,
-            r"^--workers 2: cannot start them all .*take fewer$",
+            r"^workers=2: cannot start them all .*take fewer$",
         ),
     ],
 )

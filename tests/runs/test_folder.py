@@ -89,7 +89,7 @@ def test_other_files_are_not_touched(tmp_path: Path, resume: bool) -> None:
 
 def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
-    assert "holds another run; add --resume" in refused(tmp_path)
+    assert "holds another run; add resume=True" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The command line. Only what a command needs is imported, when it runs: help must not wait for torch."""
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -7,27 +8,36 @@ from asfedbridge.cli import commands
 from asfedbridge.cli.commands import BAD_USAGE, FAILED, INTERRUPTED, resolve
 from asfedbridge.cli.parser import build_parser
 from asfedbridge.core.errors import BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
+from asfedbridge.core.plugins import load_entry_points, load_plugin
 
 __all__ = ["build_parser", "main", "resolve"]
+
+# Arguments of the library's functions, as its messages name them, and the options of the command line.
+OPTIONS = (
+    (re.compile(r"\bresume=True\b"), "--resume"),
+    (re.compile(r"\b(out|workers|engine)="), r"--\1 "),
+    (re.compile(r"\banother out\b"), "another --out"),
+    (re.compile(r"^import (?=.*\.py: |.*: there is no such)"), "--import "),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         args.words = sys.argv[1:] if argv is None else list(argv)
+        for problem in load_entry_points():
+            print(f"asfedbridge: {problem}", file=sys.stderr)
         for file in getattr(args, "files", ()):
-            from asfedbridge.models.registry import load_file
-
-            load_file(file)
+            load_plugin(file)
         return int(getattr(commands, f"command_{args.command}")(args))
     except BadInput as error:
-        print("asfedbridge:", *str(error).splitlines(), file=sys.stderr)
+        print("asfedbridge:", *name_options(error).splitlines(), file=sys.stderr)
         return BAD_USAGE
     except Diverged as error:
         print(f"asfedbridge: {error}; rounds before this one are kept", file=sys.stderr)
         return FAILED
     except (WorkerLost, TooFewClients, CallbackFailed) as error:
-        print(f"asfedbridge: {error}", file=sys.stderr)
+        print(f"asfedbridge: {name_options(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -35,3 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED
+
+
+def name_options(error: Exception) -> str:
+    """An error's message with options of the command line in the place of arguments."""
+    text = str(error)
+    for pattern, option in OPTIONS:
+        text = pattern.sub(option, text)
+    return text

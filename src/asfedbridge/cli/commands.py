@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,31 +19,20 @@ def resolve(words: Sequence[str]) -> Any:
 
     A recipe applies the settings of the data set; a file is used as it is.
     """
-    from asfedbridge.methods import DEFAULT
-    from asfedbridge.runs.recipes import RECIPES, demands, quickstart
-    from asfedbridge.runs.spec import apply_overrides, from_table
-    from asfedbridge.runs.toml import parse_assignment, read_toml
+    from asfedbridge.runs.api import recipe
+    from asfedbridge.runs.toml import parse_assignment
 
     named = [w for w in words if "=" not in w]
-    overrides = dict(parse_assignment(w) for w in words if "=" in w)
     if len(named) > 1:
         raise BadInput(f"give one recipe or file, not {len(named)}: {' '.join(named)}")
-    name = named[0] if named else "quickstart"
-    if name.endswith(".toml"):
-        return apply_overrides(from_table(read_toml(Path(name)), quickstart()), overrides)
-    if name not in RECIPES:
-        from asfedbridge.core.errors import nearest
-
-        raise BadInput(f"'{name}' is no recipe and no .toml file{nearest(name, RECIPES)}")
-    method = overrides.get("method", DEFAULT)
-    spec = RECIPES[name](method if isinstance(method, str) else DEFAULT)
-    return apply_overrides(spec, {**demands(name, str(overrides.get("data", ""))), **overrides})
+    return recipe(named[0] if named else "quickstart", dict(parse_assignment(w) for w in words if "=" in w))
 
 
 def command_run(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources.registry import data_root
     from asfedbridge.report.progress import Progress
     from asfedbridge.report.tables import check_summary, client_rows, render_text, run_rows
+    from asfedbridge.runs.api import default_folder
     from asfedbridge.runs.callback import make_callback
     from asfedbridge.runs.folder import SUMMARY, read_spec
     from asfedbridge.runs.recipes import quickstart
@@ -66,7 +53,7 @@ def command_run(args: argparse.Namespace) -> int:
             raise BadInput(f"--out {args.out}: there is no run to resume here; name a recipe to begin one")
     else:
         spec = resolve(args.what)
-    out = args.out or Path("runs") / f"{spec.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    out = args.out or default_folder(spec)
     callbacks = [make_callback(text) for text in args.callbacks]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -124,7 +111,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
     from asfedbridge.data.sources.registry import data_root
-    from asfedbridge.paper.experiments import Bench, check_settings, choose_client, find_experiment, select
+    from asfedbridge.paper.experiments import Bench, add_own, check_settings, choose_client, find_experiment, select
     from asfedbridge.paper.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
     from asfedbridge.report.analysis_tables import measure_tables
     from asfedbridge.report.cost_tables import experiment_costs
@@ -137,7 +124,13 @@ def command_reproduce(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / args.scale
     bench = Bench(args.scale, dict(args.data), dict(parse_assignment(word) for word in args.settings))
     command = shlex.join(["asfedbridge", *args.words])
-    cells = select(experiment.cells(bench), args.only or experiment.rows, args.columns)
+    bench = add_own(bench, experiment, [*(args.only or ()), *(args.columns or ()), *args.add])
+    rows = [*(args.only or experiment.rows), *(n for n in bench.methods if args.only or experiment.rows)]
+    columns = [*args.columns, *bench.data] if args.columns else None
+    cells = select(experiment.cells(bench), rows, columns)
+    for name in args.add:
+        if name not in {word for c in cells for word in (c.row, c.column)}:
+            raise BadInput(f"--add {name}: no registered method or data set, or {experiment.name} takes none")
     if args.settings and not cells:
         raise BadInput(f"--set {args.settings[0]}: {experiment.name} has no runs; use asfedbridge costs KEY=VALUE")
     for line in check_settings(bench, cells):

@@ -113,8 +113,20 @@ def _reproduce(commands: "Commands") -> None:
     reproduce.add_argument(
         "--seeds", type=_numbers, default=[42], metavar="0,1,2", help="means and intervals over these"
     )
-    reproduce.add_argument("--only", type=_names, metavar="ROW,...", help="these methods (or variants) only")
-    reproduce.add_argument("--columns", type=_names, metavar="COLUMN,...", help="these data sets (or settings) only")
+    reproduce.add_argument(
+        "--only", type=_names, metavar="ROW,...", help="these methods (or variants) only; methods of your own, too"
+    )
+    reproduce.add_argument(
+        "--columns", type=_names, metavar="COLUMN,...", help="these data sets (or settings) only; your own, too"
+    )
+    reproduce.add_argument(
+        "--add",
+        type=_names,
+        default=[],
+        metavar="NAME,...",
+        help="methods of your own as further rows, data sets as further columns",
+    )
+    _add_import(reproduce)
     reproduce.add_argument("--data", type=_pair, action="append", default=[], metavar="NAME=SOURCE", help=SOURCE_HELP)
     reproduce.add_argument(
         "--set",
@@ -256,7 +268,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="first run a Python file that registers models of your own (see docs/models.md)",
+        help="first run a Python file that registers methods, models or data of your own; may be repeated",
     )
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -427,10 +427,18 @@ def table_columns() -> dict[str, Column]:
     return {column.key: column for cls in METHODS.values() for column in cls.columns()}
 
 
-def register(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: make a method known under ``name`` to command line, recipes and conformance suite."""
+M = TypeVar("M", bound=type[Method])
 
-    def enter(cls: type[Method]) -> type[Method]:
+
+def register_method(name: str) -> Callable[[M], M]:
+    """Class decorator: make a method known under ``name`` to command line, recipes and conformance suite.
+
+    It goes above ``@dataclass(frozen=True)``, whose fields are the method's hyper-parameters.
+    """
+
+    def enter(cls: M) -> M:
+        if vars(cls).get("__annotations__") and "__dataclass_params__" not in vars(cls):
+            raise TypeError(f"method '{name}': class {cls.__name__} has fields; make it a @dataclass(frozen=True)")
         known = METHODS.get(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"two methods are called '{name}'")
@@ -439,3 +447,6 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
         return cls
 
     return enter
+
+
+register = register_method

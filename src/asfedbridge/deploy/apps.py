@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput, TooFewClients
+from asfedbridge.core.plugins import load_all
 from asfedbridge.core.protocol import ClientInfo, Shard, Task
 from asfedbridge.data.dataset import Dataset, take_per_class
 from asfedbridge.data.event_frames import Framing
@@ -44,7 +45,6 @@ from asfedbridge.deploy.polling import quicken
 from asfedbridge.engines.failures import Event, Tolerance
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.models.registry import load_file
 from asfedbridge.models.zoo import check_backbone
 from asfedbridge.runs.callback import Callback, CallbackList, make_callback
 from asfedbridge.runs.fleet import parse_fleet
@@ -123,8 +123,7 @@ def plugin_files(file: Path, config: Mapping[str, Any]) -> list[str]:
 
 
 def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
-    for name in plugin_files(file, config):
-        load_file(name)
+    load_all(plugin_files(file, config))
     return from_table(restored(read_toml(file)), quickstart())
 
 
@@ -168,7 +167,7 @@ def name_run(folder: Path) -> str:
     try:
         return str(json.loads(path.read_bytes())["run"])
     except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{path}: is damaged; restore it, or start again in another --out") from None
+        raise BadInput(f"{path}: is damaged; restore it, or start again in another out") from None
 
 
 def setting_of_nodes(spec: Spec, roster: Roster) -> Setting:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
+from asfedbridge.core.plugins import FILES
 from asfedbridge.deploy.app_folder import OUTCOME, PROCESS, PROGRESS, STATES, check_network, write_app
 from asfedbridge.deploy.local_cluster import PATIENCE, Loopback
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.models.registry import FILES
 from asfedbridge.runs.folder import RunFolder, read_summary
 from asfedbridge.runs.run import pick_device, prepare
 from asfedbridge.runs.spec import Spec
@@ -70,7 +70,7 @@ def follow(fleet: Loopback, reports: Path, tell: Tell) -> None:
         if ended:
             break
         if gone:
-            raise WorkerLost("the server's process was killed or could not begin; go on with --resume")
+            raise WorkerLost("the server's process was killed or could not begin; go on with resume=True")
         fleet.check()
         time.sleep(0.2)
     outcome = json.loads((reports / OUTCOME).read_bytes())

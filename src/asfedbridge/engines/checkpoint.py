@@ -95,13 +95,13 @@ def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
     if belongs.get("states") != identity.get("states"):  # on the nodes of a network, or here
         raise BadInput(
             f"{folder}: the states of its clients are on {_where(belongs)}, not on {_where(identity)}; "
-            f"use the engine that the run began with, or another --out"
+            f"use the engine that the run began with, or another out"
         )
     for what, value in identity.items():
         if belongs.get(what) != value:
             raise BadInput(
                 f"{folder}: this checkpoint belongs to another {what} ({str(belongs.get(what))[:12]}, "
-                f"not {value[:12]}); give the run's own settings and data, or another --out"
+                f"not {value[:12]}); give the run's own settings and data, or another out"
             )
     server = files.read_tensors(folder / SERVER, sha256)
     return Checkpoint(next_round, server, seconds, states, index.get("records", ""))

@@ -77,7 +77,7 @@ def collect(
     if len(ups) < need:
         raise TooFewClients(
             f"round {rnd.index}: {len(ups)} of {len(participants)} clients delivered, {need} are needed "
-            f"({_list(missing.values())}); what the last checkpoint holds is kept, go on with --resume "
+            f"({_list(missing.values())}); what the last checkpoint holds is kept, go on with resume=True "
             f"(resume=true of flwr run)"
         )
     return {c.id: ups[c.id] for c in participants if c.id in ups}

@@ -72,4 +72,4 @@ def verify(path: Path, sha256: str) -> None:
 
 
 def damaged(path: Path, why: str) -> BadInput:
-    return BadInput(f"{path}: this checkpoint is damaged ({why}); restore the file, or start again in another --out")
+    return BadInput(f"{path}: this checkpoint is damaged ({why}); restore the file, or start again in another out")

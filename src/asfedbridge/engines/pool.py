@@ -4,9 +4,11 @@ import heapq
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ import torch
 
 from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
 from asfedbridge.core.payload import Payload
+from asfedbridge.core.plugins import FILES
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
 from asfedbridge.engines.host import Progress, Reader, owner, temporary_folder
 from asfedbridge.engines.process import deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack
-from asfedbridge.engines.worker import serve
-from asfedbridge.models.registry import FILES
+from asfedbridge.engines.worker import IMPORTABLE, Assignment, serve
+from asfedbridge.models.registry import UNNAMED
 from asfedbridge.models.zoo import outline_backbone
 
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
@@ -97,19 +100,26 @@ class PoolEngine:
         try:
             for number, mine in enumerate(pin(infos, workers)):
                 ours, theirs = context.Pipe()
-                room = len(mine) if everybody else -(-at_work // workers)
-                own = (method, task, mine, [shard_of[c.id] for c in mine], device, room, folder, reader)
                 process = context.Process(
-                    target=serve, args=(theirs, self._threads, progress is not None, list(FILES), *own), daemon=True
+                    target=serve, args=(theirs, self._threads, progress is not None, list(FILES)), daemon=True
                 )
                 with deaf_to_ctrl_c():
                     process.start()
                 theirs.close()  # so that the worker's end is the only one, and its death is heard
                 self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
+            for worker in self._workers:
+                mine = list(worker.clients.values())
+                room = len(mine) if everybody else -(-at_work // workers)
+                own = [shard_of[c.id] for c in mine]
+                self._assign(
+                    worker, Assignment(method, method.name, UNNAMED, task, mine, own, device, room, folder, reader)
+                )
+            for _ in self._answers():
+                pass
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):  # too many processes or open files, not the user's disk
-                raise BadInput(f"--workers {workers}: cannot start them all ({error}); take fewer") from error
+                raise BadInput(f"workers={workers}: cannot start them all ({error}); take fewer") from error
             raise
 
     def describe(self) -> dict[str, Any]:
@@ -180,6 +190,16 @@ class PoolEngine:
                 worker.process.join()
         self._workers = []
 
+    def _assign(self, worker: Worker, assignment: Assignment) -> None:
+        """Sent when the worker has loaded the plugins, as objects of their classes may be in it."""
+        try:
+            message = ForkingPickler.dumps(assignment)
+        except Exception as error:
+            raise BadInput(f"the run cannot be sent to worker processes ({error}); {IMPORTABLE}") from error
+        worker.doing = "while it started"
+        with suppress(ConnectionError):  # its last words are read with the answers
+            worker.connection.send_bytes(message)
+
     def _ask(self, worker: Worker, doing: str, header: dict[str, Any], tensors: Payload | None = None) -> None:
         worker.doing = doing
         try:
@@ -212,7 +232,7 @@ class PoolEngine:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return WorkerLost(
             f"worker {worker.number} died ({how}) {worker.doing}; what the last checkpoint holds is kept, "
-            f"go on with --resume"
+            f"go on with resume=True"
         )
 
 

@@ -5,8 +5,9 @@ This module is loaded before workers are forked off; it must not start threads w
 
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,39 +16,50 @@ import torch
 
 from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.payload import Payload
+from asfedbridge.core.plugins import load_all
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
-from asfedbridge.engines.host import ClientHost, Reader
+from asfedbridge.engines.host import ClientHost, Progress, Reader
 from asfedbridge.engines.process import end_with_parent, prepare_process
 from asfedbridge.engines.wire import pack, unpack
-from asfedbridge.models.registry import load_file
+from asfedbridge.models.registry import Model, register_unnamed
+
+IMPORTABLE = "define classes and functions at the top level of a module or of the script, or use engine=local"
 
 
-def serve(
-    connection: Connection,
-    threads: int,
-    watched: bool,
-    files: Sequence[str],
-    method: Method,
-    task: Task,
-    infos: Sequence[ClientInfo],
-    shards: Sequence[Shard],
-    device: torch.device | str,
-    capacity: int,
-    folder: Path,
-    reader: Reader | None,
-) -> None:
-    """Answer until the other end hangs up."""
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is to do. Its objects may be of classes that plugins define."""
+
+    method: Method
+    name: str  # of the method, whose class may be registered in the parent only
+    models: Mapping[str, Model]  # the parent's unnamed ones
+    task: Task
+    infos: Sequence[ClientInfo]
+    shards: Sequence[Shard]
+    device: torch.device | str
+    capacity: int
+    folder: Path
+    reader: Reader | None
+
+
+def serve(connection: Connection, threads: int, watched: bool, files: Sequence[str]) -> None:
+    """Load plugins, receive the assignment, then answer until the other end hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
     end_with_parent()
     prepare_process(threads)
-    for file in files:  # models of the user's own
-        load_file(file)
 
     def tell(info: ClientInfo, *epoch: Any) -> None:
         connection.send_bytes(pack({"epoch": [info.id, *epoch]}))
 
-    clients = ClientHost(method, task, infos, shards, device, tell if watched else None, capacity, folder, reader)
     with suppress(EOFError, ConnectionError):
+        try:
+            clients = _start(connection, files, tell if watched else None)
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            connection.send_bytes(pack({"error": _describe(error)}))
+            return
+        connection.send_bytes(pack({}))
         while True:
             header, tensors = unpack(connection.recv_bytes())
             try:
@@ -55,6 +67,18 @@ def serve(
             except Exception as error:
                 answer = pack({"error": _describe(error)})
             connection.send_bytes(answer)
+
+
+def _start(connection: Connection, files: Sequence[str], tell: Progress | None) -> ClientHost:
+    load_all(files)
+    try:
+        work: Assignment = connection.recv()
+    except (AttributeError, ImportError) as error:
+        raise BadInput(f"a worker process cannot import what the run is made of ({error}); {IMPORTABLE}") from None
+    type(work.method).name = work.name
+    register_unnamed(work.models)
+    own = (work.task, work.infos, work.shards, work.device, tell, work.capacity, work.folder, work.reader)
+    return ClientHost(work.method, *own)
 
 
 def _answer(clients: ClientHost, header: dict[str, Any], tensors: Payload) -> tuple[dict[str, Any], Payload]:

@@ -5,11 +5,8 @@
   the client; it initialises itself, from a generator that the run's seed has set.
 """
 
-import importlib.util
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from torch import nn
@@ -30,7 +27,7 @@ class Model:
 
 
 MODELS: dict[str, Model] = {}
-FILES: list[str] = []  # what ``load_file`` has run: worker processes run them too
+UNNAMED: dict[str, Model] = {}  # those of MODELS that no import registers: they are sent to worker processes
 
 
 def register_family(name: str, about: str) -> Callable[[F], F]:
@@ -59,20 +56,14 @@ def find_model(name: str) -> Model:
     return MODELS[name]
 
 
-def load_file(path: str) -> None:
-    """Run a Python file that registers models, here and in every worker process that is started later."""
-    full = str(Path(path).resolve())
-    if full in FILES:
-        return
-    if not full.endswith(".py") or not Path(full).is_file():
-        raise BadInput(f"--import {path}: there is no such Python file")
-    sys.path.append(str(Path(full).parent))  # for what stands beside it
-    spec = importlib.util.spec_from_file_location(f"asfedbridge_import_{len(FILES)}", full)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    FILES.append(full)
+def register_unnamed(models: Mapping[str, Model]) -> None:
+    """Have these models, and no other unnamed ones: those of a ``Federation``, made of objects of the user's script."""
+    for name in UNNAMED:
+        MODELS.pop(name, None)
+    UNNAMED.clear()
+    for name, model in models.items():
+        _enter(name, model)
+        UNNAMED[name] = model
 
 
 def _enter(name: str, model: Model) -> None:
@@ -80,6 +71,10 @@ def _enter(name: str, model: Model) -> None:
         raise ValueError(f"a fleet cannot name a model '{name}': leave out spaces and any of * @ : , =")
     known = MODELS.get(name)
     # A worker process runs the main script again under another name: the same model, not a second one.
-    if known and (known.make.__qualname__, known.family) != (model.make.__qualname__, model.family):
+    if known and (_name_of(known.make), known.family) != (_name_of(model.make), model.family):
         raise ValueError(f"two models are called '{name}'")
     MODELS[name] = model
+
+
+def _name_of(make: Callable[..., nn.Module]) -> str:
+    return getattr(make, "__qualname__", repr(make))  # an object that can be called has none

@@ -119,6 +119,13 @@ class Firsts:
 _FIRST = Firsts(16)
 
 
+def forget_models() -> None:
+    """Empty the caches: a name may stand for another model now."""
+    _FIRST.clear()
+    _outline_backbone.cache_clear()
+    _check_output.cache_clear()
+
+
 @lru_cache(maxsize=64)
 def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
     if not find_model(info.model).family:

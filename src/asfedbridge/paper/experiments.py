@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import Point
+from asfedbridge.core.protocol import METHODS, Point
+from asfedbridge.data.sources.registry import SOURCES
 from asfedbridge.paper import tables
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.recipes import at_scale
@@ -55,12 +56,14 @@ class Bench:
     """How an experiment is run: the scale, the source for each of the paper's data sets, and settings of the user.
 
     ``settings`` (dotted keys) override the experiment's own changes. A field of a method applies to the methods that
-    have it.
+    have it. ``methods`` and ``data`` are the user's own, as further rows and columns.
     """
 
     scale: Scale = "paper"
     sources: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key, option in RESERVED.items():
@@ -70,7 +73,7 @@ class Bench:
     def spec(self, method: str, data: str, **changes: Any) -> Spec:
         """The scale's recipe on a data set of the paper, with changes; ``method__x`` is the method's field x."""
         spec = at_scale(self.scale, method, data)
-        spec = replace(spec, data=self.sources.get(data, spec.data))
+        spec = replace(spec, data=self.sources.get(data, data if data in self.data else spec.data))
         spec = apply_overrides(spec, {key.replace("__", "."): value for key, value in changes.items()})
         own = {key: value for key, value in self.settings.items() if reaches(key, spec)}
         try:
@@ -148,10 +151,10 @@ def _methods(
     own: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> list[Cell]:
-    """Every method on every data set; ``own`` are changes for one method alone."""
+    """Every method on every data set, with the user's own; ``own`` are changes for one method alone."""
     cells = []
     for name in data:
-        for method in methods:
+        for method in dict.fromkeys((*methods, *bench.methods)):
             spec = bench.spec(method, name, **changes, **(own or {}).get(method, {}))
             cells.append(Cell(method, name, spec, _triple(reported.get(name, {}).get(method))))
     return cells
@@ -170,7 +173,8 @@ UNEQUAL: dict[str, Any] = {
 def _main(bench: Bench) -> list[Cell]:
     images, frames = ALL_DATA[:-1], ALL_DATA[-1:]
     # On event frames the stems of ANN and SNN clients differ.
-    return _methods(bench, MAIN, images, tables.MAIN) + _methods(bench, MAIN, frames, tables.MAIN, {"fedfree": UNEQUAL})
+    still = _methods(bench, MAIN, (*images, *bench.data), tables.MAIN)
+    return still + _methods(bench, MAIN, frames, tables.MAIN, {"fedfree": UNEQUAL})
 
 
 @_experiment(
@@ -179,12 +183,12 @@ def _main(bench: Bench) -> list[Cell]:
     "Isolated averaging leads, as it amounts to distributed training; AS-FedBridge leads among the others.",
 )
 def _iid(bench: Bench) -> list[Cell]:
-    return _methods(bench, FEDERATED, CIFAR, tables.IID, partition="iid")
+    return _methods(bench, FEDERATED, (*CIFAR, *bench.data), tables.IID, partition="iid")
 
 
 @_experiment("moderate", "Moderate skew, Dirichlet 0.5", "AS-FedBridge has the best mean, just above isolated FedAvg.")
 def _moderate(bench: Bench) -> list[Cell]:
-    return _methods(bench, FEDERATED, CIFAR, tables.MODERATE, alpha=0.5)
+    return _methods(bench, FEDERATED, (*CIFAR, *bench.data), tables.MODERATE, alpha=0.5)
 
 
 AVERAGING: dict[str, tuple[str, dict[str, Any]]] = {
@@ -244,13 +248,14 @@ def _scale(bench: Bench) -> list[Cell]:
     own: dict[str, Mapping[str, Any]] = {"fedfree": UNEQUAL}
     if bench.scale != "paper":
         own["sfedhifi"] = {"method__bank_inputs": 0.0625}
-    return _methods(bench, HETEROGENEOUS, CIFAR, tables.SCALE, own, fleet=fleet)
+    return _methods(bench, HETEROGENEOUS, (*CIFAR, *bench.data), tables.SCALE, own, fleet=fleet)
 
 
 @_experiment("architecture", "Backbones of different families", "AS-FedBridge leads when families differ.")
 def _architecture(bench: Bench) -> list[Cell]:
     methods = [m for m in HETEROGENEOUS if m != "sfedhifi"]
-    return _methods(bench, methods, CIFAR, tables.ARCHITECTURE, {"fedfree": UNEQUAL}, fleet="architecture")
+    data = (*CIFAR, *bench.data)
+    return _methods(bench, methods, data, tables.ARCHITECTURE, {"fedfree": UNEQUAL}, fleet="architecture")
 
 
 @_experiment(
@@ -263,7 +268,7 @@ def _composition(bench: Bench) -> list[Cell]:
     return [
         Cell(method, f"{count} SNN", bench.spec(method, "cifar100", fleet=f"{10 - count}+{count}"))
         for count in range(1, 10)
-        for method in MAIN
+        for method in dict.fromkeys((*MAIN, *bench.methods))
     ]
 
 
@@ -385,8 +390,8 @@ def _rates(bench: Bench) -> list[Cell]:
 )
 def _communication(bench: Bench) -> list[Cell]:
     """Runs of ``main``, whose spikes are counted."""
-    cells = _methods(bench, tables.COMMUNICATION, ["cifar100"], tables.MAIN)
-    return [replace(cell, costs=tables.COMMUNICATION[cell.row]) for cell in cells]
+    cells = _methods(bench, tables.COMMUNICATION, ["cifar100", *bench.data], tables.MAIN)
+    return [replace(cell, costs=tables.COMMUNICATION.get(cell.row, ())) for cell in cells]
 
 
 _experiment(
@@ -416,6 +421,23 @@ def choose_client(experiment: Experiment, cells: Sequence[Cell], client: int | N
     if client not in known:
         raise BadInput(f"--client {client}: not an SNN client of this experiment; use one of {known}")
     return client
+
+
+def add_own(bench: Bench, experiment: Experiment, names: Sequence[str]) -> Bench:
+    """``bench`` with those of ``names`` that the experiment does not have: methods as rows, data sets as columns.
+
+    Names that are neither stay out; ``select`` refuses them.
+    """
+    cells = experiment.cells(bench)
+    known = {c.row for c in cells} | {c.column for c in cells}
+    own = [name for name in dict.fromkeys(names) if name not in known]
+    methods = tuple(name for name in own if name in METHODS)
+    return replace(bench, methods=methods, data=tuple(n for n in own if n not in methods and _is_source(n)))
+
+
+def _is_source(name: str) -> bool:
+    kind, colon, _ = name.partition(":")
+    return (f"{kind}:PATH" if colon else name) in SOURCES
 
 
 def select(cells: Sequence[Cell], rows: Sequence[str] | None, columns: Sequence[str] | None) -> list[Cell]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.plugins import FILES, load_all
 from asfedbridge.core.protocol import Point
 from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.paper.experiments import Cell
@@ -23,8 +24,9 @@ from asfedbridge.runs.analyze import analyse, file_name, read_analysis
 from asfedbridge.runs.costs import read_costs, run_costs
 from asfedbridge.runs.diagnostics import read_course
 from asfedbridge.runs.folder import read_rounds, read_summary
+from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import execute
-from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.spec import Spec, Table, from_table, to_table
 
 CELLS = "cells"
 INTERRUPTED = 130
@@ -41,7 +43,11 @@ class Job:
 
     @property
     def log(self) -> Path:
-        return self.folder.with_suffix(".log")
+        return self.log_of(self.folder)
+
+    @staticmethod
+    def log_of(folder: Path) -> Path:
+        return folder.with_suffix(".log")
 
     @property
     def label(self) -> str:
@@ -84,7 +90,7 @@ def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path
             while waiting and len(running) < at_once:
                 job = waiting.popleft()
                 job.folder.parent.mkdir(parents=True, exist_ok=True)
-                process = context.Process(target=_play_one, args=(job, root))
+                process = context.Process(target=_play_one, args=(to_table(job.spec), job.folder, root, list(FILES)))
                 with deaf_to_ctrl_c():
                     process.start()
                 running[process.sentinel] = (job, process, time.monotonic())
@@ -126,16 +132,20 @@ def _stop(processes: Sequence[Any]) -> None:
             process.join()
 
 
-def _play_one(job: Job, root: Path) -> None:
-    """In a process of its own, whose words go to the log; the last of them is the reason if it fails."""
+def _play_one(table: Table, folder: Path, root: Path, plugins: Sequence[str]) -> None:
+    """In a process of its own, whose words go to the log; the last of them is the reason if it fails.
+
+    The specification crosses as plain values: its method may be of a class that a plugin defines.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop them is the parent's part
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(INTERRUPTED))
     end_with_parent()
-    with job.log.open("wb") as log:
+    with Job.log_of(folder).open("wb") as log:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(log.fileno(), stream.fileno())
     try:
-        execute(job.spec, job.folder, root, resume=True)
+        load_all(plugins)
+        execute(from_table(table, quickstart()), folder, root, resume=True)
     except (BadInput, Diverged) as error:
         print(error, file=sys.stderr)
         sys.exit(1)

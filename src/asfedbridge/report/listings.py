@@ -56,8 +56,7 @@ def list_methods() -> str:
     """Each method with the first line of its file, and its hyper-parameters with defaults."""
     parts = []
     for name, cls in sorted(METHODS.items()):
-        module = inspect.getmodule(cls)
-        about = (inspect.getdoc(module) or "").splitlines()[0]
+        about = describe_method(cls)["Title"].partition("\n")[0]
         fields = ", ".join(f"{key}={_show(value)}" for key, value in method_fields(cls).items())
         parts.append(f"{name}\n    {about}\n    {fields or 'no hyper-parameters'}")
     return "\n".join(parts)
@@ -76,8 +75,13 @@ CLIENTS = (ClientInfo(0, "ann", "resnet18"), ClientInfo(1, "snn", "resnet18", T=
 
 
 def describe_method(cls: type[Method]) -> dict[str, str]:
-    """The text a method's file opens with, part by part; ``Title`` is what stands before the first label."""
-    text = inspect.getdoc(inspect.getmodule(cls)) or ""
+    """The text a method's file opens with, part by part; ``Title`` is what stands before the first label.
+
+    A method of the user's own is described by its class, if that has a docstring.
+    """
+    own = cls.__doc__ if cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(") else None
+    builtin = cls.__module__.startswith("asfedbridge.")
+    text = inspect.cleandoc((None if builtin else own) or inspect.getdoc(inspect.getmodule(cls)) or "")
     title, *rest = re.split(rf"^({'|'.join(PARTS)})\b", text, flags=re.MULTILINE)
     return {"Title": title.strip()} | dict(zip(rest[::2], map(str.strip, rest[1::2]), strict=True))
 
@@ -90,10 +94,11 @@ def methods_page() -> str:
         method, about = cls(), describe_method(cls)
         ways = method.largest_upload, method.largest_download
         sizes = [" to ".join(sorted({f"{way(TASK, c) / MB:.2f}" for c in CLIENTS})) for way in ways]
-        what, client, server = (" ".join(about[part].lstrip(": ").split()).replace("|", "\\|") for part in PARTS[:3])
+        texts = (about.get(part, "").lstrip(": ") for part in PARTS[:3])
+        what, client, server = (" ".join(text.split()).replace("|", "\\|") for text in texts)
         rows.append([f"`{name}`", what, *sizes, client, server, method.reports])
         defaults = ", ".join(f"`{key}={_show(value)}`" for key, value in method_fields(cls).items())
-        choices = "Choices" + about["Choices"].replace(":\n-", ":\n\n-", 1)
+        choices = "Choices" + about.get("Choices", ": not described.").replace(":\n-", ":\n\n-", 1)
         sections += [f"## `{name}`", about["Title"], f"Defaults: {defaults or 'none'}.", choices]
     return "\n\n".join([INTRODUCTION, _table(rows), *sections])
 

@@ -10,7 +10,7 @@ from asfedbridge.core.protocol import ClientInfo, Round
 from asfedbridge.data.partition import describe_partition
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.records import Record, group_means, ordered
-from asfedbridge.runs.spec import ON_NODES
+from asfedbridge.runs.spec import IN_PYTHON, ON_NODES
 
 
 class Progress(Callback):
@@ -34,7 +34,7 @@ class Progress(Callback):
         self.columns = [(c.title, f"{c.point or judged}.{c.predictor}_accuracy") for c in added]
         self.began = time.perf_counter()
         split = describe_partition(spec.partition, spec.alpha)
-        split = "each client's own" if spec.data == ON_NODES else split
+        split = "each client's own" if spec.data in (IN_PYTHON, ON_NODES) else split
         train = sum(c.train_size for c in setting.clients)
         size, frames = setting.task.image_size, setting.task.frames
         images = "images" if frames == 1 else f"examples of {frames} frames"

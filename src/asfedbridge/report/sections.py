@@ -147,7 +147,8 @@ def _first(count: int) -> Markup | None:
 
 
 def _commands(run: Run) -> Child:
-    again = f"asfedbridge run {shlex.quote(str(run.folder / 'spec.toml'))} --out NEW_FOLDER"
+    plugins = [word for file in run.environment.get("imports", []) for word in ("--import", str(file))]
+    again = f"{shlex.join(['asfedbridge', 'run', str(run.folder / 'spec.toml'), *plugins])} --out NEW_FOLDER"
     words = run.environment.get("command")
     typed = shlex.join(["asfedbridge", *map(str, words[1:])]) if isinstance(words, list) and words else ""
     return [

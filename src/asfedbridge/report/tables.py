@@ -53,7 +53,8 @@ def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
     beside = [f"{column.title} {group_title(group)}" if column.by_kind else column.title for column, group in shown]
     rows = [[*head, "best all", *beside, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
-        split = "their own" if s["partition"] == "nodes" else describe_partition(s["partition"], s["alpha"], "Dir")
+        own = s["partition"] in ("nodes", "python")
+        split = "their own" if own else describe_partition(s["partition"], s["alpha"], "Dir")
         split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
         rows.append(
             [

@@ -16,6 +16,7 @@ import numpy
 import torch
 
 import asfedbridge
+from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.records import Record
@@ -38,11 +39,11 @@ class RunFolder:
         self.spec = spec
         old = read_spec(path, base=spec)
         if old is None and path.is_dir() and any(p.name not in BEGINNING for p in path.iterdir()):
-            raise BadInput(f"--out {path}: the folder holds other files; give a new or empty one")
+            raise BadInput(f"out={path}: the folder holds other files; give a new or empty one")
         if old is not None and not resume:
-            raise BadInput(f"--out {path}: the folder holds another run; add --resume to go on, or give another --out")
+            raise BadInput(f"out={path}: the folder holds another run; add resume=True to go on, or give another out")
         if old is not None and old.digest() != spec.digest():
-            raise BadInput(f"--out {path}: the folder holds another run ({differences(old, spec)}); give another --out")
+            raise BadInput(f"out={path}: the folder holds another run ({differences(old, spec)}); give another out")
         path.mkdir(parents=True, exist_ok=True)
         self._lock = self._take_lock()
         if old is None:
@@ -67,7 +68,7 @@ class RunFolder:
         if sha256 and hashlib.sha256(_lines(kept)).hexdigest() != sha256:
             raise BadInput(
                 f"{self.path / ROUNDS}: is not what it was after round {next_round - 1}; "
-                f"restore it, or start again in another --out"
+                f"restore it, or start again in another out"
             )
         write_atomic(self.path / ROUNDS, _lines(kept))
         return [r for r in kept if "event" not in r]
@@ -87,7 +88,7 @@ class RunFolder:
         if [line["round"] for line in kept] != list(done):
             raise BadInput(
                 f"{file}: does not hold the diagnosed rounds up to the checkpoint; "
-                f"restore it, or start again in another --out"
+                f"restore it, or start again in another out"
             )
         write_atomic(file, _lines(kept))
         return kept
@@ -115,7 +116,7 @@ class RunFolder:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(f"--out {self.path}: another process is running in this folder; wait or stop it") from None
+            raise BadInput(f"out={self.path}: another process is running in this folder; wait or stop it") from None
         return lock
 
 
@@ -134,7 +135,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(file.read_bytes())) if file.exists() else None
     except (ValueError, TypeError):
-        raise BadInput(f"{file}: is not a JSON object; delete it and run again with --resume") from None
+        raise BadInput(f"{file}: is not a JSON object; delete it and run again with resume=True") from None
 
 
 def read_rounds(path: Path) -> list[Record]:
@@ -205,6 +206,8 @@ def environment(spec: Spec) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": sys.argv,
+        "imports": list(plugins.FILES),
+        "plugins": dict(plugins.PACKAGES),
         "spec": spec.digest(),
     }
 

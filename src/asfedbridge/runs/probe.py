@@ -1,4 +1,4 @@
-"""How long a run would take, and how much memory: `python -m asfedbridge.runs.probe FILE`.
+"""How long a run would take, and how much memory: `python -m asfedbridge.runs.probe FILE [DATA_ROOT [PLUGIN ...]]`.
 
 One client of each shape plays a turn on a handful of its own images, with one epoch and with two; the rest is
 multiplication. A process of its own, so that its memory can be measured too.
@@ -19,6 +19,7 @@ import torch
 from asfedbridge.analysis.diagnostics import Reading
 from asfedbridge.analysis.pairs import choose_clients
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.plugins import FILES, load_all
 from asfedbridge.core.protocol import Client, ClientInfo, Round, Upload, first_of_each
 from asfedbridge.data.loader import Shard
 from asfedbridge.data.sources.registry import data_root
@@ -41,7 +42,7 @@ class Estimate:
 
 def measure_apart(file: Path, root: str | None) -> Estimate:
     """The estimate for a specification, measured in a process of its own."""
-    words = [sys.executable, "-m", "asfedbridge.runs.probe", str(file), *([root] if root else [])]
+    words = [sys.executable, "-m", "asfedbridge.runs.probe", str(file), root or "", *FILES]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BadInput((done.stderr.strip().splitlines() or ["the probe died"])[-1].removeprefix("asfedbridge: "))
@@ -107,8 +108,9 @@ def _timed(work: Callable[[], object]) -> float:
 
 def main(words: list[str]) -> int:
     try:
-        spec = from_table(read_toml(Path(words[0])), quickstart())
-        estimate = measure(spec, data_root(words[1] if len(words) > 1 else None))
+        file, root, *plugins = [*words, ""][: max(2, len(words))]
+        load_all(plugins)
+        estimate = measure(from_table(read_toml(Path(file)), quickstart()), data_root(root or None))
     except BadInput as error:
         print(f"asfedbridge: {error}", file=sys.stderr)
         return 2

@@ -41,7 +41,7 @@ from asfedbridge.runs.fleet import one_of_each, parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
 from asfedbridge.runs.privacy import load_library, summarise_privacy
 from asfedbridge.runs.records import make_records, summarise
-from asfedbridge.runs.spec import ON_NODES, Spec
+from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec
 
 PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
 
@@ -67,6 +67,8 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
     """Load and split the data and check all that can be checked before training."""
     if spec.data == ON_NODES:
         raise BadInput("data=nodes: they are on the nodes of a network; begin with `asfedbridge flower init DIR`")
+    if spec.data == IN_PYTHON:
+        raise BadInput("data=python: they are objects of a script; run the script that made the federation")
     framing = Framing(spec.T, spec.frames_by)
     dataset = load(spec.data, data_root, spec.image_size, spec.augment, spec.skip_damaged, framing)
     dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
@@ -127,18 +129,20 @@ def execute(
     resume: bool = False,
     engine: str = "local",
     workers: int = 0,
+    setting: Setting | None = None,
 ) -> dict[str, Any]:
     """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
 
-    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. A run that
-    has ended already is not played again, and its callbacks are not called.
+    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. ``setting``
+    takes the place of what the specification says about data. A run that has ended already is not played again, and
+    its callbacks are not called.
     """
     watching = CallbackList(callbacks)
     device = pick_device(spec.device)
     prepare_process(spec.threads)
     if spec.method.mechanism:
         load_library()  # to miss it now, not after training
-    setting = prepare(spec, data_root)
+    setting = setting or prepare(spec, data_root)
     try:
         folder = RunFolder(out, spec, resume)
         finished = read_summary(folder.path)
@@ -151,7 +155,7 @@ def execute(
             return play(spec, setting, folder, watching, started, diagnose=started.diagnose)
     except OSError as error:
         raise BadInput(
-            f"--out {out}: cannot write ({error.strerror or error}); free or change the disk, then go on with --resume"
+            f"out={out}: cannot write ({error.strerror or error}); free or change the disk, then go on with resume=True"
         ) from error
 
 
@@ -259,7 +263,7 @@ def _play(
             "rounds": spec.rounds,
             **({"stopped_early": {"rounds": run.played, "reason": run.stopped}} if run.played < spec.rounds else {}),
             **engine.describe(),
-            "partition": spec.partition if setting.shards else setting.partition,
+            "partition": setting.partition if spec.data in (IN_PYTHON, ON_NODES) else spec.partition,
             "alpha": spec.alpha,
             **({"holdout": spec.holdout} if spec.holdout else {}),
             **({"notes": list(setting.notes)} if setting.notes else {}),

@@ -16,6 +16,7 @@ from asfedbridge.data.partition import check_partition
 from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 
 ON_NODES = "nodes"  # in place of a data source: every node of a deployment has its own data
+IN_PYTHON = "python"  # in place of a data source: every participant of a `Federation` brings its own data
 Table = dict[str, Any]  # nested plain values, as TOML has them
 
 

@@ -1,0 +1,32 @@
+"""The public names, each imported when it is first used."""
+
+from .core.errors import BadInput as BadInput
+from .core.errors import CallbackFailed as CallbackFailed
+from .core.errors import Diverged as Diverged
+from .core.errors import TooFewClients as TooFewClients
+from .core.errors import WorkerLost as WorkerLost
+from .core.payload import Payload as Payload
+from .core.plugins import load_plugin as load_plugin
+from .core.protocol import ClientInfo as ClientInfo
+from .core.protocol import Method as Method
+from .core.protocol import Output as Output
+from .core.protocol import Task as Task
+from .core.protocol import Upload as Upload
+from .core.protocol import register_method as register_method
+from .data.sources.registry import register_data as register_data
+from .models.registry import register_model as register_model
+from .runs.api import federate as federate
+from .runs.api import recipe as recipe
+from .runs.api import run as run
+from .runs.callback import Callback as Callback
+from .runs.callback import register_callback as register_callback
+from .runs.callbacks.early_stopping import EarlyStopping as EarlyStopping
+from .runs.callbacks.mlflow_logger import MLflowLogger as MLflowLogger
+from .runs.callbacks.wandb_logger import WandbLogger as WandbLogger
+from .runs.federation import Federation as Federation
+from .runs.federation import Participant as Participant
+from .runs.result import Result as Result
+from .runs.result import load as load
+from .runs.spec import Spec as Spec
+
+__version__: str
