@@ -114,7 +114,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("modules")
     (folder / "odd_methods.py").write_text(ODD)
     sys.path.insert(0, str(folder))
-    import odd_methods
+    import odd_methods  # type: ignore[import-not-found]
 
     yield odd_methods.Odd
     sys.path.remove(str(folder))
