@@ -214,7 +214,6 @@ def test_a_worker_that_hangs_does_not_hold_up_ctrl_c(pair: Any, odd: Any, monkey
     assert_gone(numbers, seconds=0)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process that holds Python's lock is ended by the Linux kernel")
 def test_a_killed_parent_takes_even_a_hanging_worker_along(odd: Any) -> None:
     script = f"""

@@ -15,7 +15,6 @@ import pytest
 from asfedbridge.engines import checkpoint
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
     pytest.mark.timeout(900),
 ]
