@@ -21,9 +21,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect what was not asked for. Long tests come first, so that no process is left alone with one at the end."""
     options = {"long": "--all", "exhaustive": "--exhaustive"}
     unwanted = {marker for marker, option in options.items() if not config.getoption(option)}
-    selected, deselected = [], []
-    for item in items:
-        names = {mark.name for mark in item.iter_markers()}
-        (deselected if names & unwanted else selected).append(item)
-    config.hook.pytest_deselected(items=deselected)
+
+    def is_unwanted(item: pytest.Item) -> bool:
+        return any(mark.name in unwanted for mark in item.iter_markers())
+
+    config.hook.pytest_deselected(items=[item for item in items if is_unwanted(item)])
+    selected = [item for item in items if not is_unwanted(item)]
     items[:] = sorted(selected, key=lambda item: item.get_closest_marker("long") is None)
