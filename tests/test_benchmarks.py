@@ -192,7 +192,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_runs(name: str) -> None:
     process = subprocess.Popen(

@@ -32,6 +32,7 @@ SMALL = [
     "threads=1",
 ]
 ALONE = [word for word in SMALL if not word.startswith("method.")] + ["method=standalone"]
+LONG = pytest.mark.long  # where another case of the test, or another test, is always run
 FILES = {"spec.toml", "env.json", "rounds.jsonl", "summary.json", "checkpoint", "tensorboard"}
 
 
@@ -145,7 +146,6 @@ def test_the_specification_of_a_run_runs_again(finished: Any, tmp_path: Path, ca
     assert cli.resolve([str(tmp_path / "mine.toml"), "seed=7"]).seed == 7
 
 
-@pytest.mark.slow
 def test_the_same_file_gives_the_same_bits_and_json_alone_on_stdout(finished: Any, tmp_path: Path) -> None:
     """Another process, from the file instead of the words."""
     code, stdout, stderr = run("run", finished[0] / "spec.toml", "--out", tmp_path / "run", "--json")
@@ -155,9 +155,8 @@ def test_the_same_file_gives_the_same_bits_and_json_alone_on_stdout(finished: An
     assert "run folder:" in stderr
 
 
-@pytest.mark.slow
 def test_another_seed_gives_other_bits(finished: Any, tmp_path: Path) -> None:
-    assert run("run", *SMALL, "seed=43", "--out", tmp_path / "run")[0] == 0
+    assert cli.main(["run", *SMALL, "seed=43", "--out", str(tmp_path / "run")]) == 0
     ours, theirs = final_bits(finished[0]), final_bits(tmp_path / "run")
     assert all(ours[name] != theirs[name] for name in ours)
     assert results(finished[0])["partition_digest"] != results(tmp_path / "run")["partition_digest"]
@@ -178,7 +177,7 @@ def test_a_client_that_is_never_drawn_does_not_end_the_run(tmp_path: Path, capsy
     assert summary["best"] is None
 
 
-@pytest.mark.slow
+@LONG
 def test_very_narrow_models_do_not_crash(tmp_path: Path) -> None:
     """Few channels in a strided 1x1 shortcut: oneDNN writes out of bounds there in channels-last layout."""
     words = [word for word in SMALL if not word.startswith(("fleet", "method"))]
@@ -602,7 +601,6 @@ def checkpoint_after(out: Path, index: int) -> Callable[[], bool]:
     return (out / "checkpoint" / f"round-{index:06d}").is_dir
 
 
-@pytest.mark.slow
 def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with start("run", *SMALL, "--out", out) as process:
@@ -617,8 +615,10 @@ def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
     assert same(finished[0], out)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["first state", "after round 1", "closing"])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("first state", marks=LONG), "after round 1", pytest.param("closing", marks=LONG)],
+)
 def test_killed_and_resumed(finished: Any, tmp_path: Path, moment: str) -> None:
     out = tmp_path / "run"
     lines = out / "rounds.jsonl"
@@ -637,7 +637,6 @@ def test_killed_and_resumed(finished: Any, tmp_path: Path, moment: str) -> None:
     assert not list(out.rglob("*.partial"))
 
 
-@pytest.mark.slow
 def test_a_full_disk_and_then_space(finished: Any, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a disk: tables fit, tensors do not."""
     out = tmp_path / "run"
@@ -700,7 +699,6 @@ def pool_run(tmp_path: Path) -> Any:
             process.kill()
 
 
-@pytest.mark.slow
 @needs_proc
 def test_a_run_in_workers_leaves_the_same_folder_and_nobody(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -717,9 +715,8 @@ def test_a_run_in_workers_leaves_the_same_folder_and_nobody(finished: Any, tmp_p
     assert "round 1/3" in err
 
 
-@pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("stop", ["ctrl-c", "terminate"])
+@pytest.mark.parametrize("stop", ["ctrl-c", pytest.param("terminate", marks=LONG)])
 def test_workers_stopped_by_the_user(finished: Any, pool_run: Any, stop: str) -> None:
     """Ctrl-C goes to every process of the terminal; a plain kill to the one that was started."""
     process, out = pool_run
@@ -736,7 +733,6 @@ def test_workers_stopped_by_the_user(finished: Any, pool_run: Any, stop: str) ->
     assert same(finished[0], out)
 
 
-@pytest.mark.slow
 @needs_proc
 def test_a_killed_parent_leaves_no_worker(finished: Any, pool_run: Any) -> None:
     process, out = pool_run
@@ -747,7 +743,6 @@ def test_a_killed_parent_leaves_no_worker(finished: Any, pool_run: Any) -> None:
     assert same(finished[0], out)
 
 
-@pytest.mark.slow
 @needs_proc
 def test_a_killed_worker_ends_the_run_in_one_line(finished: Any, pool_run: Any) -> None:
     process, out = pool_run
@@ -764,7 +759,7 @@ def test_a_killed_worker_ends_the_run_in_one_line(finished: Any, pool_run: Any) 
     assert same(finished[0], out)
 
 
-@pytest.mark.slow
+@LONG
 def test_a_full_disk_in_a_worker(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     limit = 100_000

@@ -16,6 +16,8 @@ ROWS = {
     "rates": ["as-fedbridge"],
     "motivation": ["mixed"],
 }
+# One experiment of each kind: accuracies with costs, round by round, between clients, firing rates, counted alone.
+ALWAYS = {"necessity", "motivation", "cka", "rates", "computation"}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("smoke")
 
 
-@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long) for name in sorted(EXPERIMENTS)]
+)
 def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = EXPERIMENTS[name].cells(Bench("smoke"))
     rows = ROWS.get(name) or list(dict.fromkeys(c.row for c in cells))[-2:]

@@ -24,6 +24,7 @@ ORDER = (
     "report",
     "cli",
 )
+BELOW_THE_LINE = ORDER[ORDER.index("deploy") :]  # consumers of the library, as a user's script is
 CORE_MAY_USE = {"torch", "numpy", "asfedbridge", *sys.stdlib_module_names}
 ONLY_IN = {
     "flwr": "deploy/",
@@ -98,6 +99,43 @@ def violations(root: Path) -> list[str]:
     return found
 
 
+def exports(init: Path) -> set[str]:
+    """What a package's ``__init__.py`` names in ``__all__``; nothing if it has none."""
+    for node in ast.parse(init.read_text(encoding="utf-8")).body if init.exists() else ():
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if value and any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            return set(ast.literal_eval(value))
+    return set()
+
+
+def private_imports(root: Path) -> list[str]:
+    """One line for every import of a package below the public line that takes what no package above it exports.
+
+    Allowed are ``from asfedbridge.PACKAGE import NAME`` with NAME in the ``__all__`` of that package,
+    ``from asfedbridge import NAME`` with NAME in the library's own, and ``import asfedbridge``.
+    """
+    exported = {layer: exports(root / layer / "__init__.py") for layer in ORDER if layer not in BELOW_THE_LINE}
+    public = exports(root / "__init__.py") | {"__version__", *BELOW_THE_LINE}
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root)
+        if path.parts[0].removesuffix(".py") not in (*BELOW_THE_LINE, "__main__"):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for line, target in imports(tree, ("asfedbridge", *path.parts[:-1])):
+            if target[0] != "asfedbridge" or len(target) == 1:
+                continue
+            first, names = target[1], target[2:]
+            if first in exported and names:
+                allowed = len(names) == 1 and names[0] in exported[first]
+            else:
+                allowed = first in public
+            if not allowed:
+                found.append(f"{path.as_posix()}:{line}: {'.'.join(target)} is not exported")
+    return found
+
+
 def test_every_import_goes_up() -> None:
     assert violations(ROOT) == []
 
@@ -157,3 +195,54 @@ def test_the_walk_lets_good_imports_pass(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert violations(tmp_path) == []
+
+
+EXPORTING = {
+    "__init__.py": "__all__ = ['run', 'load']",
+    "core/__init__.py": "__all__ = ['BadInput']",
+    "runs/__init__.py": "from typing import Final\n__all__: Final = ['Spec', 'execute']",
+    "runs/run.py": "from asfedbridge.core.errors import BadInput",  # above the line, modules are open to each other
+    "deploy/engine.py": "",
+}
+
+
+def planted(root: Path, path: str, text: str) -> list[str]:
+    for name, content in (EXPORTING | {path: text}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return private_imports(root)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "taken"),
+    [
+        ("report/a.py", "from asfedbridge.runs.spec import Spec", "asfedbridge.runs.spec.Spec"),
+        ("report/a.py", "from asfedbridge.runs import apply", "asfedbridge.runs.apply"),
+        ("report/a.py", "from asfedbridge.runs import spec", "asfedbridge.runs.spec"),
+        ("report/a.py", "from ..runs.spec import Spec", "asfedbridge.runs.spec.Spec"),
+        ("paper/a.py", "from asfedbridge.models import MODELS", "asfedbridge.models.MODELS"),  # it exports nothing
+        ("deploy/a.py", "import asfedbridge.runs.run", "asfedbridge.runs.run"),
+        ("cli/a.py", "def f():\n    from asfedbridge.core.seeds import seed", "asfedbridge.core.seeds.seed"),
+        ("cli/a.py", "from asfedbridge import runs", "asfedbridge.runs"),
+        ("cli/a.py", "import asfedbridge.methods", "asfedbridge.methods"),
+        ("cli/a.py", "from asfedbridge import save", "asfedbridge.save"),
+        ("__main__.py", "from asfedbridge.runs import folder", "asfedbridge.runs.folder"),
+    ],
+)
+def test_a_planted_private_import_is_found(tmp_path: Path, path: str, text: str, taken: str) -> None:
+    line = text.count("\n") + 1
+    assert planted(tmp_path, path, text) == [f"{path}:{line}: {taken} is not exported"]
+
+
+def test_exported_names_pass(tmp_path: Path) -> None:
+    good = [
+        "import asfedbridge as afb",
+        "from asfedbridge import __version__, load, run",
+        "from asfedbridge.runs import Spec, execute",
+        "from ..core import BadInput",
+        "from asfedbridge.deploy.engine import FlowerEngine",
+        "from asfedbridge import deploy",
+        "import asfedbridge.report.tables",
+        "import torch",
+    ]
+    assert planted(tmp_path, "cli/a.py", "\n".join(good)) == []

@@ -218,8 +218,9 @@ NEAR = {"mh-pflid": 1e-3}  # injection passes the frozen head of the messenger a
 
 
 def methods() -> list[Any]:
+    changes: list[tuple[str, dict[str, Any]]]
     changes = [("as-fedbridge", {"direction": "ann-to-snn"}), ("as-fedbridge", {"direction": "snn-to-ann"})]
-    receiver = {"direction": "snn-to-ann"}  # an ANN client is one
+    receiver: dict[str, Any] = {"direction": "snn-to-ann"}  # an ANN client is one
     changes += [("as-fedbridge", receiver | change) for change in ({"receivers": "frozen"}, {"personal_head": False})]
     changes += [("as-fedbridge", {"injection_epochs": 2}), ("mh-pflid", {"distillation_epochs": 2})]
     return [

@@ -116,7 +116,8 @@ class PoolOfTwo(PoolEngine):
     """Two workers; a client's state is read from the file its worker wrote."""
 
     def __init__(self, *args: Any, folder: Path, **options: Any) -> None:
-        super().__init__(*args, folder=folder, **{"workers": 2, "threads": 1} | options)
+        more: dict[str, Any] = {"folder": folder, "workers": 2, "threads": 1} | options
+        super().__init__(*args, **more)
         self.folder = folder
 
     def client_state(self, client: int) -> Payload:
@@ -133,7 +134,7 @@ class Played:
 
     def differences(self, other: "Played") -> list[str]:
         """Names of everything that is not equal to the last bit."""
-        pairs = [("server", self.server, other.server)]
+        pairs: list[tuple[str, Mapping[str, object], Mapping[str, object]]] = [("server", self.server, other.server)]
         pairs += [(f"trained {i}", self.trained[i], other.trained[i]) for i in self.trained]
         pairs += [(f"client {i}", self.clients[i], other.clients[i]) for i in self.clients if other.clients]
         pairs += [(f"metrics {i}", self.metrics.get(i, {}), other.metrics.get(i, {})) for i in self.metrics]

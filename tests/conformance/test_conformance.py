@@ -18,6 +18,7 @@ from asfedbridge.engines.loop import play_round
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 
 SIZES = {"bridge_width": 0.34}  # hyper-parameters that only make a model smaller
+LONG = pytest.mark.long
 IDENTITY = {"specification": "a", "data": "b", "partition": "c"}
 
 
@@ -51,7 +52,7 @@ def test_the_ablations_are_among_the_switches() -> None:
     assert {"direction", "pseudo_spike", "personal_head", "pspr", "quantise", "rate_loss", "bn_buffers"} <= changed
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=LONG), 0.5])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_over_bytes_is_the_same_to_the_bit(federation: Any, name: str, participation: float) -> None:
     method = make(name)
@@ -83,6 +84,7 @@ def test_what_needs_equal_tensors_refuses_other_models(mixed: Any, name: str) ->
     assert "client" in str(error.value)
 
 
+@LONG
 @pytest.mark.parametrize(("name", "change"), SWITCHED, ids=label)
 def test_every_switch_is_the_same_over_bytes(federation: Any, name: str, change: Any) -> None:
     """With some clients away and the others in the opposite order."""
@@ -91,7 +93,7 @@ def test_every_switch_is_the_same_over_bytes(federation: Any, name: str, change:
     assert federation.plain(method, 0.5).differences(over_bytes) == []
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=LONG), 0.5])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_in_workers_is_the_same_to_the_bit(federation: Any, tmp_path: Path, name: str, participation: float) -> None:
     method = make(name)
@@ -99,6 +101,7 @@ def test_in_workers_is_the_same_to_the_bit(federation: Any, tmp_path: Path, name
     assert federation.plain(method, participation).differences(in_pool) == []
 
 
+@LONG
 @pytest.mark.parametrize(("name", "change"), SWITCHED, ids=label)
 def test_every_switch_is_the_same_in_workers(federation: Any, tmp_path: Path, name: str, change: Any) -> None:
     method = make(name, **change)
@@ -106,13 +109,14 @@ def test_every_switch_is_the_same_in_workers(federation: Any, tmp_path: Path, na
     assert federation.plain(method, 0.5).differences(in_pool) == []
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=LONG), 3])
 def test_the_number_of_workers_changes_nothing(federation: Any, tmp_path: Path, workers: int) -> None:
     method = make("as-fedbridge")
     in_pool = federation.play_in_pool(method, tmp_path, workers=workers)
     assert federation.plain(method).differences(in_pool) == []
 
 
+@LONG
 def test_every_switch_of_as_fedbridge_does_something(federation: Any) -> None:
     """Otherwise the comparison above would compare a configuration with itself."""
     plain = federation.plain(make("as-fedbridge"), 0.5)
@@ -167,12 +171,17 @@ def test_order_of_execution_changes_nothing(federation: Any, backwards_engine: A
 
 RESUMED = [(name, "local", "local", "none") for name in sorted(METHODS)]
 # What passes from engine to engine are files, whatever the method.
-RESUMED += [("as-fedbridge", *pair, "none") for pair in (("pool", "pool"), ("local", "pool"), ("pool", "local"))]
+RESUMED += [("as-fedbridge", "local", "pool", "none")]
+REPEATED = [("as-fedbridge", "pool", "pool", "none"), ("as-fedbridge", "pool", "local", "none")]
 # What rounding left over is private state like any other; prototypes have none.
-RESUMED += [(name, "local", "local", codec) for name, codec in COMPRESSED] + [("fedavg", "local", "pool", "int8")]
+RESUMED += [("as-fedbridge", "local", "local", "int8")]
+REPEATED += [(name, "local", "local", codec) for name, codec in COMPRESSED if (name, codec) != ("as-fedbridge", "int8")]
+REPEATED += [("fedavg", "local", "pool", "int8")]
 
 
-@pytest.mark.parametrize(("name", "first", "second", "codec"), RESUMED)
+@pytest.mark.parametrize(
+    ("name", "first", "second", "codec"), [*RESUMED, *(pytest.param(*values, marks=LONG) for values in REPEATED)]
+)
 def test_resumed_is_uninterrupted(
     federations: Any, pool_engine: Any, tmp_path: Path, name: str, first: str, second: str, codec: str
 ) -> None:

@@ -20,7 +20,8 @@ from asfedbridge.deploy.app_folder import write_app
 from asfedbridge.deploy.local_cluster import Loopback
 from asfedbridge.deploy.local_run import PRELOAD, follow
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+ALWAYS = "as-fedbridge"  # the others with --all
 SMALL = {
     "fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn",
     "T": 2,
@@ -86,13 +87,16 @@ def compare(fleet: Fleet, spec: Spec, over: Path, local: Path) -> None:
         assert fleet.state(over, client, spec.rounds) == (local / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == ALWAYS else pytest.mark.long) for name in sorted(METHODS)]
+)
 def test_every_method_has_the_bits_of_local(fleet: Fleet, tmp_path: Path, name: str) -> None:
     spec = make_spec(name)
     follow(fleet.flower, fleet.begin(spec, tmp_path / "over"), print)
     compare(fleet, spec, tmp_path / "over", tmp_path / "local")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["as-fedbridge", "fedproto"])
 def test_a_killed_server_goes_on_with_the_same_bits(fleet: Fleet, tmp_path: Path, name: str) -> None:
     spec = make_spec(name, rounds=3)

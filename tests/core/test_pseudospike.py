@@ -21,17 +21,17 @@ def reference_pspr(
     rates: list[Tensor], threshold: float = 0.5, k: float = 1.0, low: float = 0.05, weight: float = 1.0
 ) -> Tensor:
     """The paper's formula, channel by channel; differentiable as long as no channel is constant."""
-    ports = []
+    ports: list[Tensor] = []
     for r in rates:
-        channels = []
+        channels: list[Tensor] = []
         for values in r.transpose(0, 1).flatten(1):
             mu = sum(values) / len(values)
             sigma = (sum((v - mu) ** 2 for v in values) / len(values)) ** 0.5
             zero = torch.zeros((), dtype=r.dtype)
             centring = torch.maximum(abs(mu - threshold) - k * sigma, zero)
             channels.append(centring**2 + weight * torch.maximum(low - sigma, zero) ** 2)
-        ports.append(sum(channels) / len(channels))
-    return sum(ports) / len(ports)
+        ports.append(sum(channels, torch.zeros(())) / len(channels))
+    return sum(ports, torch.zeros(())) / len(ports)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -108,7 +108,7 @@ def test_gradients_are_clipped_module_by_module() -> None:
     training.fit(client, ROUND, "local", steps, lambda x, y: {"ce": loss(client.modules, x, y)}, epochs=1)
     norms = {}
     for name, old in before.items():
-        gradients = [p.grad for p in old.parameters()]
+        gradients: list[Any] = [p.grad for p in old.parameters()]
         norms[name] = math.sqrt(sum(g.square().sum().item() for g in gradients))
         for p, new in zip(old.parameters(), client.modules[name].parameters(), strict=True):
             torch.testing.assert_close(new, p - LR * p.grad * min(1.0, 0.5 / norms[name]), rtol=1e-4, atol=1e-6)

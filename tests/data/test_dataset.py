@@ -44,7 +44,7 @@ def test_resize_in_chunks_equals_resize_one_by_one() -> None:
     whole = resize(x, 8)
     assert whole.dtype == torch.uint8
     picked = [0, 1, CHUNK - 1, CHUNK, CHUNK + 2]
-    assert torch.equal(whole[picked], torch.cat([resize(x[i : i + 1], 8) for i in picked]))
+    assert torch.equal(whole[picked], torch.cat([torch.as_tensor(resize(x[i : i + 1], 8)) for i in picked]))
 
 
 def test_resize_takes_the_central_square() -> None:

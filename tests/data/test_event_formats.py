@@ -100,6 +100,6 @@ def test_damaged_nmnist_files_are_named(tmp_path: Path) -> None:
 
 def test_many_events_at_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    x, y, p = [*rng.integers(0, 128, (2, 5000)).tolist(), rng.integers(0, 2, 5000).tolist()]
+    (x, y), p = rng.integers(0, 128, (2, 5000)).tolist(), rng.integers(0, 2, 5000).tolist()
     seen = list(zip(x, y, p, range(5000), strict=True))
     assert listed(read_aedat2(save(tmp_path, aedat(seen)))) == seen

@@ -97,7 +97,7 @@ def bodies(stream: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _join_chunks(rest: bytes) -> tuple[bytes, bytes]:
-    parts = []
+    parts: list[bytes] = []
     while True:
         size, _, rest = rest.partition(b"\r\n")
         length = int(size.partition(b";")[0], 16) if size else 0

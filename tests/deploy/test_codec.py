@@ -61,7 +61,7 @@ def change(**changes: Any) -> RecordDict:
     fields |= {k: changes.pop(k) for k in list(changes) if k in fields}
     content["payload"] = ArrayRecord({changes.pop("name", "flat"): Array(**fields)})
     if "more" in changes:
-        content["payload"]["more"] = Array(np.zeros(3))
+        content.array_records["payload"]["more"] = Array(np.zeros(3))
     if "metrics" in changes:
         content["metrics"] = MetricRecord(changes["metrics"])
     return content

@@ -229,7 +229,7 @@ def test_the_closing_visit_only_receives(pair: Any, make_engine: Any) -> None:
             calls.append(("server", rnd.index, -1))
             return state
 
-    metrics: dict[int, list[dict[str, float]]] = {}
+    metrics: dict[int, list[Upload]] = {}
     task = replace(pair.task, rounds=1)
     federate(
         Noting(), task, make_engine(Noting()), lambda rnd, c, d, ups, s: metrics.update({rnd.index: list(ups.values())})

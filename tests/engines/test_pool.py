@@ -114,7 +114,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("modules")
     (folder / "odd_methods.py").write_text(ODD)
     sys.path.insert(0, str(folder))
-    import odd_methods
+    import odd_methods  # type: ignore[import-not-found]
 
     yield odd_methods.Odd
     sys.path.remove(str(folder))
@@ -214,7 +214,6 @@ def test_a_worker_that_hangs_does_not_hold_up_ctrl_c(pair: Any, odd: Any, monkey
     assert_gone(numbers, seconds=0)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process that holds Python's lock is ended by the Linux kernel")
 def test_a_killed_parent_takes_even_a_hanging_worker_along(odd: Any) -> None:
     script = f"""

@@ -15,7 +15,6 @@ import pytest
 from asfedbridge.engines import checkpoint
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
     pytest.mark.timeout(900),
 ]
@@ -169,7 +168,7 @@ def kill(what: str, points: int, warm: Warm, folder: Path) -> None:
     print(f"\n| {what} | {kills} | {kills} | {time.monotonic() - begin:.0f} |")
 
 
-@pytest.mark.parametrize("what", SHORT)
+@pytest.mark.parametrize("what", ["local", *(pytest.param(what, marks=pytest.mark.long) for what in list(SHORT)[1:])])
 def test_a_few_kills(what: str, warm_of: Callable[[str], Warm], tmp_path: Path) -> None:
     kill(what, SHORT[what], warm_of(what.partition(",")[0]), tmp_path)
 

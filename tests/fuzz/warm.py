@@ -23,6 +23,7 @@ from asfedbridge.models.zoo import compile_kernels
 from asfedbridge.report import progress, tables  # noqa: F401
 from asfedbridge.runs import run  # noqa: F401
 
+SERVER: Any = multiprocessing.forkserver._forkserver  # Python's only one
 WRITES = os.O_WRONLY | os.O_RDWR
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 
@@ -30,7 +31,7 @@ CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.trun
 def start(words: list[str], out: str, log: str, stop_at: int = 0, count_to: str = "") -> int:
     """The process of a command, in a group of its own. It kills itself before its ``stop_at``-th change below ``out``;
     how many there were is written to ``count_to``."""
-    if multiprocessing.forkserver._forkserver._forkserver_pid:
+    if SERVER._forkserver_pid:
         # Who is killed between calling Python's fork server and speaking takes it along; here it outlives a run.
         multiprocessing.forkserver.ensure_running()
     child = os.fork()
@@ -42,9 +43,9 @@ def start(words: list[str], out: str, log: str, stop_at: int = 0, count_to: str 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        if multiprocessing.forkserver._forkserver._forkserver_pid:
+        if SERVER._forkserver_pid:
             # It is the parent's child, and runs: whoever is no parent cannot ask.
-            multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+            SERVER.ensure_running = lambda: None
         seen = count_changes(out, stop_at)
         code = 99
         try:
@@ -89,7 +90,7 @@ def kill(process: int) -> None:
     """It and all that it started, as far as they do not end by themselves."""
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    server = multiprocessing.forkserver._forkserver._forkserver_pid
+    server = SERVER._forkserver_pid
     while started := children(server) if server else []:
         for one in started:
             with suppress(ProcessLookupError):

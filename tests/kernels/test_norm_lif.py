@@ -90,8 +90,8 @@ def check_against_composition(
     x = x.contiguous(memory_format=layout)
     leaves = [t if t is None else t.clone().requires_grad_() for t in (x, r)]
     leaves_wide = [t if t is None else t.double().requires_grad_() for t in (x, r)]
-    expected, _ = composition(wide, *leaves_wide, steps, neuron, shared)
-    out = norm_lif.norm_lif(narrow, *leaves, steps, neuron, shared)
+    expected, _ = composition(wide, leaves_wide[0], leaves_wide[1], steps, neuron, shared)
+    out = norm_lif.norm_lif(narrow, leaves[0], leaves[1], steps, neuron, shared)
     assert out.dtype == torch.float32
     assert out.shape == folded
     assert torch.equal(out.double(), expected)

@@ -35,7 +35,7 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
 
     def force(forward: str, backward: str) -> list[bool]:
         calls: list[bool] = []
-        original = sparse_conv._scatter
+        original: Callable[..., None] = sparse_conv._scatter
 
         def counted(*args: Any, gradient: bool) -> None:
             calls.append(gradient)
@@ -150,7 +150,7 @@ def test_threads_share_the_images(count: int, images: int, take: Callable[..., l
 def test_the_rate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Just below and just above each threshold. The rate is that of every eighth image."""
     calls: list[bool] = []
-    original = sparse_conv._scatter
+    original: Callable[..., None] = sparse_conv._scatter
 
     def counted(*args: Any, gradient: bool) -> None:
         calls.append(gradient)

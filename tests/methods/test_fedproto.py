@@ -141,7 +141,7 @@ def test_a_prototype_is_the_mean_feature_after_training(lab: Any, kind: Kind) ->
     """Of the plain images in eval mode, averaged over time for an SNN."""
     method, labels = FedProto(), [0, 2, 2, 2, 0, 3]
     client = client_with(lab, method, labels, kind)
-    client.shard.augment, client.shard.pad = "crop+flip", 3
+    client.shard.augment, client.shard.pad = "crop+flip", 3  # type: ignore[attr-defined]
     up = method.client_round(client, FIRST).payload
     with torch.no_grad():
         ((x, y),) = client.shard.train_batches_plain(64)

@@ -41,7 +41,6 @@ def shards() -> list[Shard]:
     return make_shards(dataset, by_class)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PAPER))
 def test_a_round_at_full_width(shards: list[Shard], name: str) -> None:
     task = Task(classes=100, channels=3, image_size=16, rounds=2, epochs=1, batch_size=50)

@@ -24,6 +24,7 @@ def mflops(model: nn.Module, channels: int = 3, size: int = 32) -> dict[str, flo
                 height, width = layer.kernel_size
                 each = layer.in_channels // layer.groups * height * width
             else:
+                assert isinstance(layer, nn.Linear)
                 each = layer.in_features
             count[name] = 2e-6 * output.numel() * each
 

@@ -65,7 +65,7 @@ def make_analysis(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     bars = {f"stage {n}": [0.7, 0.1, 0.1, 0.06, 0.04, 0.0] for n in range(1, 5)} | {"output": [1.0] + [0.0] * 5}
     levels = [0.0, 0.25, 0.5, 0.75, 1.0, None]
     rates = [{"client": 9, "T": 4, "images": 3, "levels": levels, "snn": bars, "bridge": bars}]
-    by_round = [{"round": n, "accuracy": {}, "rates": [], **measures} for n in (1, 2)]
+    by_round: list[dict[str, Any]] = [{"round": n, "accuracy": {}, "rates": [], **measures} for n in (1, 2)]
     analysis = {"format": 2, "clients": clients, **measures, "rates": rates, "by_round": by_round}
     (folder / "analysis.json").write_text(json.dumps(analysis))
     return analysis

@@ -81,5 +81,5 @@ def _reached(conv: nn.Conv2d, size: torch.Size) -> Tensor:
     ones = torch.ones(1, 1, *conv.kernel_size, dtype=torch.float64)
     how: Any = conv.stride, conv.padding, conv.dilation
     out = F.conv2d(torch.ones(1, 1, *size, dtype=torch.float64), ones, None, *how)
-    seen = conv2d_input([1, 1, *size], ones, torch.ones_like(out), *how)
+    seen: Tensor = conv2d_input([1, 1, *size], ones, torch.ones_like(out), *how)
     return seen[0, 0].round().long()

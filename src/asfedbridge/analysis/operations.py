@@ -154,4 +154,4 @@ def _convolution_backward(
 ) -> int:
     """One product as large as the forward one for each gradient that is asked for, of the input and of the weight."""
     *_, transposed, _, _, mask = more
-    return sum(mask[:2]) * int(conv_flop_count(x_shape, weight_shape, grad_shape, transposed))
+    return int(sum(mask[:2])) * int(conv_flop_count(x_shape, weight_shape, grad_shape, transposed))

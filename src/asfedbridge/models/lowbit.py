@@ -123,7 +123,8 @@ class _DorefaInput(torch.autograd.Function):
 
 class BinaryConv(nn.Conv2d, Bounded):
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(_Sign.apply(x), _ScaledSign.apply(self.weight), self.bias)
+        out: Tensor = self._conv_forward(_Sign.apply(x), _ScaledSign.apply(self.weight), self.bias)
+        return out
 
     def bound(self) -> None:
         self.weight.clamp_(-1, 1)
@@ -137,7 +138,8 @@ class DorefaConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = _DorefaWeight.apply(self.weight, self.levels)
-        return self._conv_forward(_DorefaInput.apply(x, self.levels), weight, self.bias)
+        out: Tensor = self._conv_forward(_DorefaInput.apply(x, self.levels), weight, self.bias)
+        return out
 
 
 class Lsq(Bounded):
@@ -176,7 +178,8 @@ class LsqConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.of_weight(self.weight, self.weight.numel())
-        return self._conv_forward(self.of_input(x, math.prod(x.shape[1:])), weight, self.bias)
+        out: Tensor = self._conv_forward(self.of_input(x, math.prod(x.shape[1:])), weight, self.bias)
+        return out
 
 
 def lower_bits(model: nn.Module, task: Task, info: ClientInfo) -> None:

@@ -80,7 +80,8 @@ def _empty_like(input_T: Tensor) -> Tensor:
     channels_last = input_T.dim() == 5 and input_T[0].is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     empty = torch.empty(folded, dtype=input_T.dtype, device=input_T.device, memory_format=layout)
-    return empty.unflatten(0, tuple(input_T.shape[:2]))
+    empty_T: Tensor = empty.unflatten(0, tuple(input_T.shape[:2]))
+    return empty_T
 
 
 class _Lif(torch.autograd.Function):
@@ -118,14 +119,16 @@ class _Lif(torch.autograd.Function):
 
 def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
     """Same spikes as ``lif_reference``; same gradients to float rounding. Keeps the memory format of its input."""
+    out: Tensor
     path = path_of(input_T)
     if path == "numba":
         from asfedbridge.kernels import norm_lif
 
-        return norm_lif.lif(input_T.flatten(0, 1), len(input_T), neuron).unflatten(0, tuple(input_T.shape[:2]))
+        out = norm_lif.lif(input_T.flatten(0, 1), len(input_T), neuron).unflatten(0, tuple(input_T.shape[:2]))
+        return out
     if path == "spikingjelly" and spikingjelly.fits(neuron):
         return spikingjelly.lif_spikingjelly(input_T, neuron)
-    out: Tensor = _Lif.apply(input_T, neuron)
+    out = _Lif.apply(input_T, neuron)
     return out
 
 
@@ -152,7 +155,8 @@ class Spiking(nn.Module):
     def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
         """The first activation of a network: of the image's frames one by one, or of a static image at every step."""
         if pool is not None:
-            return self(self.currents(stem, norm, x_BCHW, pool))
+            pooled: Tensor = self(self.currents(stem, norm, x_BCHW, pool))
+            return pooled
         if self.frames:
             return self.after(norm, stem(unfold(x_BCHW, self.steps)))
         x_B = stem(x_BCHW)
@@ -167,7 +171,8 @@ class Spiking(nn.Module):
 
     def between(self, x: Tensor) -> Tensor:
         """What stands between a sum and the convolution that reads it."""
-        return self(x)
+        out: Tensor = self(x)
+        return out
 
     def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one node, where there is a kernel for it."""
@@ -190,14 +195,15 @@ class Spiking(nn.Module):
         if not sparse:
             return conv(spikes), side(spikes)
         if not len(side):
-            return sparse.fork(conv, None, spikes)
+            both: tuple[Tensor, Tensor] = sparse.fork(conv, None, spikes)
+            return both
         out, beside = sparse.fork(conv, side[0], spikes)
         return out, side[1](beside)
 
 
 def unfold(x_BCHW: Tensor, steps: int) -> Tensor:
     """[B, T * C, H, W], where a step's channels stand together, to [T * B, C, H, W] in channels-last layout."""
-    x_BTCHW = x_BCHW.unflatten(1, (steps, -1))
+    x_BTCHW: Tensor = x_BCHW.unflatten(1, (steps, -1))
     return x_BTCHW.permute(1, 0, 3, 4, 2).flatten(0, 1).movedim(-1, 1)  # one copy
 
 

@@ -128,4 +128,5 @@ def build(make: Callable[[], M], generator: torch.Generator) -> M:
     model = model.to_empty(device="cpu")
     initialise(model, generator)
     # The faster layout for convolutions, on CPU and GPU.
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
