@@ -14,7 +14,7 @@ ROOT = Path(asfedbridge.__file__).parent
 MAY_NAME = ("methods", "paper")
 NAMES = frozenset(name for name, cls in METHODS.items() if cls.__module__.startswith(methods.__name__))
 MODULES = frozenset(file.stem for file in Path(methods.__path__[0]).glob("*.py")) - {"__init__"}
-PLAIN = {"str", "dict", "Mapping"}  # a method as text or table, before it is one
+PLAIN = {"str", "dict", "Mapping", "Method"}  # whether it is a method yet, or its name or table
 
 
 def imported(node: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

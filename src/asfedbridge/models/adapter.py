@@ -111,7 +111,8 @@ def _with_time(x: Tensor, steps: int, batch: int) -> Tensor:
     if x.dim() == 3:
         return x
     if steps > 1 and len(x) == steps * batch:
-        return x.unflatten(0, (steps, batch))
+        unfolded: Tensor = x.unflatten(0, (steps, batch))
+        return unfolded
     return x.expand(steps, *x.shape)
 
 

@@ -106,7 +106,7 @@ def read_offline(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     found = []
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
         for content in offline_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(content)
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
