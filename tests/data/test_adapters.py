@@ -239,6 +239,7 @@ GOOD = as_dataset("good", ARRAYS, "none")
         ({"x_train": PIXELS}, "its function returned a mapping of x_train: return"),
         (ARRAYS | {"y_train": LABELS * 2}, "class 1 of 5 has no training example"),
         (ARRAYS | {"x_train": PIXELS.astype(np.float32)}, "train: x: pixels are float32 from 0 to 255"),
+        (ARRAYS | {"x_train": PIXELS[:, 0, 0]}, r"train: x: the image has shape \(12, 3\)"),
         (ARRAYS | {"classes": ["a", "b"]}, "label 2 is out of range for the 2 names"),
         (replace(GOOD, x_train=EXPECTED.float()), "x_train is torch.float32 of shape .* give uint8"),
         (replace(GOOD, y_train=GOOD.y_train + 1), "label 3 is out of range for the 3 names"),

@@ -42,7 +42,7 @@ def test_frames_are_what_a_plain_loop_counts(count: int, side: int, size: int, T
 
 @pytest.mark.parametrize("by", ["count", "time"])
 def test_many_recordings_at_once_are_as_one_by_one(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asfedbridge.data.event_frames.ROOM", 3 * 4 * 8 * 8)  # three at a time
+    monkeypatch.setattr("asfedbridge.data.event_frames.COUNTS_AT_ONCE", 3 * 4 * 8 * 8)  # three at a time
     sizes = [5, 300, 0, 2, 77, 40, 1, 9]
     parts = [recording(n, seed, side=16) for seed, n in enumerate(sizes)]
     small = (np.uint8, np.uint8, np.uint8, np.uint32)  # as archives have them: sums must not overflow

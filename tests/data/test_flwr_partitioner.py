@@ -71,6 +71,7 @@ def test_a_partitioner_divides_the_training_examples_and_test_examples_follow(ca
         ("IdPartitioner", "unknown partitioner; did you mean 'IidPartitioner'"),
         ("VerticalEvenPartitioner", "unknown partitioner"),
         ("DirichletPartitioner", "DirichletPartitioner refuses: .*alpha"),
+        ("SizePartitioner(partition_sizes=[1, 1, 1, 1])", "no client has a training example of class"),
         ("SizePartitioner(partition_sizes=[10, 10])", "made 2 shards, 2 of them with examples, for 4 clients"),
     ],
 )

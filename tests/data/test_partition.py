@@ -95,16 +95,6 @@ def test_every_client_gets_a_test_example() -> None:
         assert min(len(shard) for shard in dirichlet(Y_TRAIN, y_test, 4, 0.5, seed).test) >= 1
 
 
-def test_remainders_go_to_the_largest_then_to_the_lower_client() -> None:
-    from asfedbridge.data.partition import _apportion, _cut
-
-    assert _apportion(np.array([5, 5, 5, 5]), 6).tolist() == [2, 2, 1, 1]
-    assert _apportion(np.array([1, 6, 3]), 4).tolist() == [1, 2, 1]  # quotas 0.4, 2.4, 1.2: a tie at 0.4
-    assert _apportion(np.array([0, 7, 3]), 5).tolist() == [0, 4, 1]  # 3.5 and 1.5
-    assert _cut(np.array([0.25, 0.25, 0.5]), 10).tolist() == [2, 3, 5]  # edges floor(2.5), floor(5.0)
-    assert _cut(np.full(10, 0.1), 10).sum() == 10
-
-
 def test_digest_is_stable_and_tells_partitions_apart() -> None:
     first = dirichlet(Y_TRAIN, Y_TEST, 5, 0.5, 3)
     again = dirichlet(torch.from_numpy(Y_TRAIN), torch.from_numpy(Y_TEST), 5, 0.5, 3)

@@ -99,6 +99,7 @@ def _data(commands: "Commands") -> None:
         sub = actions.add_parser(action, help=text)
         if action != "list":
             sub.add_argument("name", metavar="NAME")
+        _add_import(sub)
         _add_data_root(sub)
 
 

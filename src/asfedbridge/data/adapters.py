@@ -63,46 +63,44 @@ def as_dataset(
     if isinstance(found, Mapping) and set(EVENT_KEYS) <= set(found):
         arrays = {key: _array(value) for key, value in found.items()}
         return frame_arrays(name, name, arrays, stored_size, framing or Framing(), skip_damaged)
-    classes: Any = None
-    if isinstance(found, Mapping) and set(KEYS) <= set(found):
-        train, test = (
-            replace(
-                read_examples((found[f"x_{half}"], found[f"y_{half}"]), None, None, stored_size, f"{name}: {half}"),
-                client=None if found.get(f"client_{half}") is None else _array(found[f"client_{half}"]),
-            )
-            for half in ("train", "test")
-        )
-        classes = found.get("classes")
-    else:
-        halves: Any = None
-        if isinstance(found, Mapping) and {"train", "test"} <= set(found):
-            halves = (found["train"], found["test"])
-        elif isinstance(found, tuple | list) and len(found) == 2:
-            halves = found
-        if halves is None:
-            what = f"a mapping of {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
-            raise BadInput(
-                f"{name}: its function returned {what}: return a Dataset, a mapping of {', '.join(KEYS)}, or a pair "
-                f"(train, test)"
-            )
-        train, test = (
-            read_examples(half, None, None, stored_size_of_any, f"{name}: {which}")
-            for which, half in zip(("train", "test"), halves, strict=True)
-        )
-    if train.x.shape[1] != test.x.shape[1] and {train.x.shape[1], test.x.shape[1]} == {1, 3}:
+    train, test = _halves(name, found, stored_size, stored_size_of_any)
+    if {train.x.shape[1], test.x.shape[1]} == {1, 3}:
         train, test = (replace(half, x=half.x.expand(-1, 3, -1, -1)) for half in (train, test))
-    given = train.classes if classes is None else classes
-    names = class_names(name, None if given is None else np.array([str(n) for n in given]), train.y, test.y)
-    data = assemble(name, (train.x, train.y), (test.x, test.y), names, augment, 0)
+    given = None if train.classes is None else np.array(train.classes)
+    classes = class_names(name, given, train.y, test.y)
+    data = assemble(name, (train.x, train.y), (test.x, test.y), classes, augment, 0)
     return with_clients(name, data, train.client, test.client)
+
+
+def _halves(name: str, found: Any, stored_size: int, stored_size_of_any: int) -> tuple[Examples, Examples]:
+    """Training and test examples of arrays by name, of a pair, or of what is called "train" and "test"."""
+    if isinstance(found, Mapping) and set(KEYS) <= set(found):
+        return _named_arrays(name, found, "train", stored_size), _named_arrays(name, found, "test", stored_size)
+    if isinstance(found, Mapping) and {"train", "test"} <= set(found):
+        found = (found["train"], found["test"])
+    if not (isinstance(found, tuple | list) and len(found) == 2):
+        what = f"a mapping of {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
+        raise BadInput(
+            f"{name}: its function returned {what}: return a Dataset, a mapping of {', '.join(KEYS)}, or a pair "
+            f"(train, test)"
+        )
+    train = read_examples(found[0], None, None, stored_size_of_any, f"{name}: train")
+    return train, read_examples(found[1], None, None, stored_size_of_any, f"{name}: test")
+
+
+def _named_arrays(name: str, found: Mapping[str, Any], half: str, size: int) -> Examples:
+    examples = _from_arrays(found[f"x_{half}"], found[f"y_{half}"], size, f"{name}: {half}")
+    client, classes = found.get(f"client_{half}"), found.get("classes")
+    return replace(
+        examples,
+        client=None if client is None else _array(client),
+        classes=None if classes is None else tuple(map(str, classes)),
+    )
 
 
 def read_examples(dataset: Any, image: str | None, label: str | None, image_size: int, where: str) -> Examples:
     if _is_pair_of_arrays(dataset):
-        images, given = _images(_array(dataset[0]), f"{where}: x"), labels(where, "y", _array(dataset[1]))
-        if len(images) != len(given):
-            raise BadInput(f"{where}: {len(images)} images but {len(given)} labels: give one label per image")
-        return Examples(_resized(images, image_size), given)
+        return _from_arrays(dataset[0], dataset[1], image_size, where)
     if isinstance(dataset, Mapping | str) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise BadInput(
             f"{where}: {type(dataset).__name__} is not a map-style dataset: give one with a length and items "
@@ -133,6 +131,13 @@ def read_examples(dataset: Any, image: str | None, label: str | None, image_size
         np.array(clients) if has_client else None,
         _class_names(dataset, columns),
     )
+
+
+def _from_arrays(x: Any, y: Any, image_size: int, where: str) -> Examples:
+    images, given = _images(_array(x), f"{where}: x"), labels(where, "y", _array(y))
+    if len(images) != len(given):
+        raise BadInput(f"{where}: {len(images)} images but {len(given)} labels: give one label per image")
+    return Examples(_resized(images, image_size), given)
 
 
 def _is_pair_of_arrays(dataset: Any) -> bool:

@@ -86,7 +86,7 @@ class Layout:
             return file.read(len(self.header)) == self.header
 
 
-def tell(what: str, done: int, total: int) -> None:
+def print_progress(what: str, done: int, total: int) -> None:
     """Progress on stderr: a moving line on a terminal, a line for each tenth elsewhere."""
     text = f"{what}: {done} of {total} decoded"
     if sys.stderr.isatty():
@@ -104,7 +104,7 @@ def decoded(
     made_from: Mapping[str, Any],
     skip_damaged: bool = False,
     workers: int = 0,
-    progress: Progress = tell,
+    progress: Progress = print_progress,
 ) -> Decoded:
     """``decode(item)`` for all items, from the store in a subfolder of ``folder``, which is built if it is not there.
 
@@ -121,7 +121,7 @@ def decoded(
         index = _read_index(store, len(items))
         if index is None or not layout.whole():
             store.mkdir(parents=True, exist_ok=True)
-            with _alone(store):
+            with _locked(store):
                 index = _read_index(store, len(items))  # another process may have built it meanwhile
                 if index is None or not layout.whole():
                     damaged = _build(layout, items, decode, skip_damaged, workers, progress)
@@ -174,7 +174,7 @@ def _build(
             os.fsync(log.fileno())
             finished[first] = damaged
             count += min(CHUNK, len(items) - first)
-            if time.monotonic() - begun > 1:  # a small set is not worth a word
+            if time.monotonic() - begun > 1:  # nothing is printed for small sets
                 progress(what, count, len(items))
     return {int(number): why for damaged in finished.values() for number, why in damaged.items()}
 
@@ -244,7 +244,7 @@ def _write_index(store: Path, index: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _alone(store: Path) -> Iterator[None]:
+def _locked(store: Path) -> Iterator[None]:
     """One builder at a time; the lock goes with its process, however that ends."""
     with (store / "lock").open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""Whether a set fits into this machine's memory, asked before it is read."""
+"""Refuses data sets that do not fit into memory, before they are read."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_by
 
 
 def memory() -> int:
-    """Bytes that this process can hope for, whatever else is running."""
+    """The memory of this machine in bytes, or the limit of its container if that is lower."""
     amounts = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in LIMITS:
         try:

@@ -10,17 +10,24 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.data.apportion import (
+    Labels,
+    apportion,
+    cut,
+    deal,
+    draw_until,
+    follow_mixtures,
+    group_by_class,
+)
 
 FORMS = ("iid", "dirichlet", "classes:K", "quantity:BETA", "assigned", "flwr:NAME(key=value,...)")
 DRAWS = 1000  # of shares, until every client has enough examples
-Labels = np.ndarray | Tensor
 Assigned = tuple[Labels, Labels | None]  # the client of each training and each test example
 
 
@@ -154,30 +161,30 @@ def dirichlet(
     if not (math.isfinite(alpha) and alpha > 0):
         raise BadInput(f"alpha={alpha}: give a finite number above 0 (0.1 is strong label skew, 100 nearly none)")
     _require(len(y_train), len(y_test), clients, minimum + 1)
-    members, tests = _by_class(y_train, y_test)
+    members, tests = group_by_class(y_train, y_test)
     rng = _generator(seed)
 
     def draw() -> tuple[np.ndarray, np.ndarray] | None:
         shares = rng.dirichlet(np.full(clients, float(alpha)), size=len(members))
         if not np.isfinite(shares).all():  # every gamma underflowed to 0; as an integer NaN is anything
             return None
-        held = np.stack([_cut(share, len(own)) for share, own in zip(shares, members, strict=True)])
-        return held, _follow(held, tests)
+        held = np.stack([cut(share, len(own)) for share, own in zip(shares, members, strict=True)])
+        return held, follow_mixtures(held, tests)
 
-    held = _draw_until(draw, minimum, draws)
+    held = draw_until(draw, minimum, draws)
     if held is None:
         raise BadInput(
             f"alpha={alpha} with clients={clients}: no draw in {draws} gave every client more than {minimum} of the "
             f"{len(y_train)} training and one of the {len(y_test)} test examples: raise alpha or take fewer clients"
         )
-    return _seal(_deal(rng, members, held[0]), _deal(rng, tests, held[1]))
+    return _seal(deal(rng, members, held[0]), deal(rng, tests, held[1]))
 
 
 def by_classes(y_train: Labels, y_test: Labels, clients: int, count: int, seed: int) -> Partition:
     """Every client has examples of `count` classes, drawn so that each class has as many clients as any other (or one
     more). The clients of a class share its training examples equally; test sets follow the training mixtures."""
     _require(len(y_train), len(y_test), clients, 1)
-    members, tests = _by_class(y_train, y_test)
+    members, tests = group_by_class(y_train, y_test)
     where = f"partition=classes:{count}"
     if count > len(members):
         raise BadInput(f"{where}: the data set has {len(members)} classes: give at most that")
@@ -199,10 +206,10 @@ def by_classes(y_train: Labels, y_test: Labels, clients: int, count: int, seed: 
                 f"{where}: {row.sum()} clients share class {label}, which has {len(own)} training examples: give fewer "
                 f"classes or take fewer clients"
             )
-    held = np.stack([_apportion(row, len(own)) for row, own in zip(holders, members, strict=True)])
-    held_test = _follow(held, tests)
+    held = np.stack([apportion(row, len(own)) for row, own in zip(holders, members, strict=True)])
+    held_test = follow_mixtures(held, tests)
     _require_tests(where, held_test)
-    return _seal(_deal(rng, members, held), _deal(rng, tests, held_test))
+    return _seal(deal(rng, members, held), deal(rng, tests, held_test))
 
 
 def by_quantity(
@@ -214,24 +221,24 @@ def by_quantity(
     draw is repeated until every client has more than `minimum` training examples and at least one test example.
     """
     _require(len(y_train), len(y_test), clients, minimum + 1)
-    members, tests = _by_class(y_train, y_test)
+    members, tests = group_by_class(y_train, y_test)
     rng = _generator(seed)
 
     def draw() -> tuple[np.ndarray, np.ndarray] | None:
         share = rng.dirichlet(np.full(clients, beta))
         if not np.isfinite(share).all():
             return None
-        held, held_test = (np.stack([_cut(share, len(own), rng.random()) for own in half]) for half in (members, tests))
+        held, held_test = (np.stack([cut(share, len(own), rng.random()) for own in half]) for half in (members, tests))
         return held, held_test
 
-    held = _draw_until(draw, minimum, draws)
+    held = draw_until(draw, minimum, draws)
     if held is None:
         raise BadInput(
             f"partition=quantity:{beta:g} with clients={clients}: no draw in {draws} gave every client more than "
             f"{minimum} of the {len(y_train)} training and one of the {len(y_test)} test examples: raise BETA or take "
             f"fewer clients"
         )
-    return _seal(_deal(rng, members, held[0]), _deal(rng, tests, held[1]))
+    return _seal(deal(rng, members, held[0]), deal(rng, tests, held[1]))
 
 
 def by_assignment(y_train: Labels, y_test: Labels, clients: int, assigned: Assigned | None, seed: int = 0) -> Partition:
@@ -264,64 +271,16 @@ def by_assignment(y_train: Labels, y_test: Labels, clients: int, assigned: Assig
 
 def follow(where: str, train: Sequence[np.ndarray], y_train: Labels, y_test: Labels, seed: int) -> Partition:
     """Given training shards; the test examples of a class are dealt out in proportion to its training examples."""
-    members, tests = _by_class(y_train, y_test)
-    classes = [np.asarray(y_train)[own[0]] for own in members]
-    held = np.array([[np.sum(np.asarray(y_train)[shard] == label) for shard in train] for label in classes])
-    held_test = _follow(held, tests)
+    members, tests = group_by_class(y_train, y_test)
+    labels = np.asarray(y_train)
+    classes = [labels[own[0]] for own in members]
+    held = np.array([[np.sum(labels[shard] == label) for shard in train] for label in classes])
+    for label, row in zip(classes, held, strict=True):
+        if row.sum() == 0:
+            raise BadInput(f"{where}: no client has a training example of class {label}: change its arguments")
+    held_test = follow_mixtures(held, tests)
     _require_tests(where, held_test)
-    return _seal(train, _deal(_generator(seed), tests, held_test))
-
-
-def _by_class(y_train: Labels, y_test: Labels) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The training and the test examples of every class."""
-    y_train, y_test = np.asarray(y_train), np.asarray(y_test)
-    classes = np.unique(np.concatenate([y_train, y_test]))
-    members = [np.flatnonzero(y_train == label) for label in classes]
-    for label, own in zip(classes, members, strict=True):
-        if len(own) == 0:
-            raise BadInput(f"class {label} has test examples but no training example: add one or drop the class")
-    return members, [np.flatnonzero(y_test == label) for label in classes]
-
-
-def _draw_until(
-    draw: Callable[[], tuple[np.ndarray, np.ndarray] | None], minimum: int, draws: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The first draw of how many training and test examples of a class each client has that leaves none too few."""
-    for _ in range(draws):
-        held = draw()
-        # Sizes depend on the shares alone, so a draw is judged before any index is shuffled.
-        if held and held[0].sum(0).min() > minimum and held[1].sum(0).min() > 0:
-            return held
-    return None
-
-
-def _follow(held: np.ndarray, tests: Sequence[np.ndarray]) -> np.ndarray:
-    """How many test examples of each class each client has, in proportion to its training examples."""
-    return np.stack([_apportion(row, len(own)) for row, own in zip(held, tests, strict=True)])
-
-
-def _cut(share: np.ndarray, count: int, offset: float = 0.0) -> np.ndarray:
-    """How many of `count` examples each client gets when they are cut at floor(cumsum(share) * count + offset).
-
-    With a random offset from 0 to 1 that is its share on average, rounded up or down.
-    """
-    edges = np.floor(np.cumsum(share) * count + offset).astype(np.int64).clip(max=count)
-    edges[-1] = count  # the sum may round to just under 1
-    return np.diff(edges, prepend=0)
-
-
-def _apportion(weights: np.ndarray, count: int) -> np.ndarray:
-    """`count` seats in proportion to integer weights by largest remainder, in exact integers."""
-    seats, remainders = np.divmod(weights * count, weights.sum())
-    first = np.argsort(-remainders, kind="stable")[: count - seats.sum()]
-    seats[first] += 1
-    return seats
-
-
-def _deal(rng: np.random.Generator, members: Sequence[np.ndarray], held: np.ndarray) -> list[np.ndarray]:
-    """Shuffle each class and hand client i its `held[class, i]` examples."""
-    dealt = [np.split(rng.permutation(own), np.cumsum(row)[:-1]) for own, row in zip(members, held, strict=True)]
-    return [np.concatenate(parts) for parts in zip(*dealt, strict=True)]
+    return _seal(train, deal(_generator(seed), tests, held_test))
 
 
 def _generator(seed: int) -> np.random.Generator:

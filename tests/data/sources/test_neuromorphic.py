@@ -187,6 +187,13 @@ def test_an_archive_of_events_is_known_by_its_arrays(tmp_path: Path) -> None:
     assert check(f"npz:{path}", tmp_path)[-1].endswith("3 classes: good")
 
 
+def test_an_archive_of_events_can_name_clients(tmp_path: Path) -> None:
+    path = archive(tmp_path, client=np.arange(12) % 2)
+    data = loaded(f"npz:{path}", tmp_path)
+    assert data.assigned is not None
+    assert [ids.tolist() for ids in data.assigned if ids is not None] == [[0, 1, 0, 1, 0, 1, 0, 1, 0], [1, 0, 1]]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -204,6 +211,9 @@ def test_an_archive_of_events_is_known_by_its_arrays(tmp_path: Path) -> None:
         ({"sensor_size": np.array([20, 16])}, "sensor_size"),
         ({"sensor_size": np.array([2**40, 2**40])}, "frames: 1099511627776x1099511627776 pixels"),  # no room for them
         ({"x": np.array([2**40])}, "x holds 1099511627776"),
+        ({"client": np.zeros(11, np.int64)}, r"client has shape \(11,\): store one for each of 12 recordings"),
+        ({"client": np.int64(1)}, r"client has shape \(\)"),
+        ({"client": np.zeros(12)}, "client_train is float64"),
         ({"t": np.array([2**62])}, "t holds 4611686018427387904"),  # times T it would overflow
     ],
 )

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +193,36 @@ def test_a_name_is_given_once(tmp_path: Path) -> None:
             register_data(name, about="")(test_a_name_is_given_once)
     with pytest.raises(ValueError, match="unknown augment 'flip'"):
         register_data("other", about="", augment="flip")
+
+
+PLUGIN = """
+from torch.utils.data import TensorDataset
+import torch
+from asfedbridge.data.sources.registry import register_data
+
+@register_data("noise", about="grey noise", settings={"cpu": {"train_per_class": 3}})
+def noise():
+    x = torch.rand(40, 1, 9, 9, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, torch.arange(40) % 4), TensorDataset(x, torch.arange(40) % 4)
+"""
+
+
+def test_a_file_brings_a_data_set_to_the_command_line(tmp_path: Path) -> None:
+    """In a process of its own, as a file registers for the whole process."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    commands = {
+        "list data": "grey noise (registered by mine.py)",
+        "data list": "grey noise (registered by mine.py)",
+        "data check noise": "noise: 40 training and 40 test images, 1x9x9, 4 classes: good",
+        "show cpu data=noise": "train_per_class = 3\n",
+        "show cpu data=noise train_per_class=2": "train_per_class = 2\n",
+    }
+    program = "import sys; from asfedbridge.cli import main; sys.exit(max(main(a.split()) for a in sys.argv[1:]))"
+    arguments = [f"{command} --import {tmp_path / 'mine.py'}" for command in commands]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    for expected in commands.values():
+        assert expected in done.stdout
 
 
 # Clients that come with the data

@@ -94,10 +94,11 @@ def register_data(
     def enter(function: F) -> F:
         known = SOURCES.get(name)
         # A worker process runs the main script again under another name: the same function, not a second one.
-        if known and getattr(known.load, "function", None) != function.__qualname__:
-            raise ValueError(f"two data sets are called '{name}'")
         load = _Registered(function, augment)
-        origin = f"registered by {Path(inspect.getfile(function)).name}"
+        if known and not (isinstance(known.load, _Registered) and known.load.function == load.function):
+            raise ValueError(f"two data sets are called '{name}'")
+        code = getattr(function, "__code__", None)
+        origin = f"registered by {Path(code.co_filename).name if code else function.__module__}"
         add_source(Source(name, about, load, origin, settings=settings or {}))
         return function
 
@@ -106,7 +107,8 @@ def register_data(
 
 class _Registered:
     def __init__(self, read: Callable[..., Any], augment: str) -> None:
-        self.read, self.augment, self.function = read, augment, read.__qualname__
+        self.read, self.augment = read, augment
+        self.function = getattr(read, "__qualname__", type(read).__qualname__)
         self.takes_root = "root" in inspect.signature(read).parameters
 
     def __call__(self, request: Request) -> Dataset:
