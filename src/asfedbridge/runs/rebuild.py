@@ -92,7 +92,7 @@ def rebuild(
     point: Point,
 ) -> Iterator[Client]:
     """The clients of a checkpoint, one in memory at a time; nothing in the run folder changes."""
-    device = pick_device("auto" if spec.device == "cuda" else spec.device)  # a run from elsewhere may be looked at here
+    device = pick_device(spec.device if spec.device == "cpu" else "auto")  # a run from elsewhere may be looked at here
     host = ClientHost(spec.method, setting.task, setting.clients, setting.shards, device, capacity=1, folder=states)
     host.restore(found.states)
     rnd = Round(found.next_round, spec.rounds)

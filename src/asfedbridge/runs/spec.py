@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
+from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, Precision, ShortBatch
 from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 
 ON_NODES = "nodes"  # in place of a data source: every node of a deployment has its own data
@@ -48,7 +49,8 @@ class Spec:
     snn_loss: Literal["ce", "tet"] = "ce"  # for methods that bring no rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"  # auto (CUDA where there is one, else the CPU), cpu, cuda, cuda:N, mps
+    precision: Precision = "fp32"  # of forward passes and losses; bf16 and fp16 by autocast, fp16 on CUDA only
     threads: int = 0  # of torch, in each process; 0: as many as there are cores (engine pool: by its own rule)
     checkpoint_every: int = 1  # rounds
     snapshot_every: int = 0  # rounds whose checkpoint is kept, to be analysed later; 0: none
@@ -88,6 +90,7 @@ class Spec:
                 f"compress={self.compress} with method.bn_buffers=averaged: rounding could make a variance negative; "
                 f"set one of them back (none, local)"
             )
+        check_device(self.device)
         parse_fleet(self.fleet, self.T)
 
     def digest(self) -> str:
@@ -115,6 +118,8 @@ LATER: Table = {
     "twin_rounds": 0,
     "short_batch": "keep",
     "optimiser.clip": 0.0,
+    "optimiser.name": "sgd",
+    "precision": "fp32",
     "start": "equal",
 }
 
@@ -143,6 +148,12 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("checkpoint_every", 1, 10**6),
     ("snapshot_every", 0, 10**6),
 )
+
+
+def check_device(name: str) -> None:
+    """BadInput unless it is the name of a device; that it is there is checked where the run begins."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?|mps", name):
+        raise BadInput(f"device={name}: unknown device; use auto, cpu, cuda, cuda:N (for example cuda:1) or mps")
 
 
 def to_table(spec: Spec) -> Table:
