@@ -433,6 +433,17 @@ def test_bad_usage_in_a_real_process(words: list[str]) -> None:
 def test_a_gpu_that_is_not_there(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "device=cuda: torch finds no CUDA device" in refused("run", *SMALL, "device=cuda")
+    assert "device=cuda:1: torch finds no CUDA device" in refused("run", *SMALL, "device=cuda:1")
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    assert "device=mps: torch finds no Metal device" in refused("run", *SMALL, "device=mps")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert "device=cuda:2: torch finds 2 CUDA devices here; use cuda:0 to cuda:1" in refused("run", "device=cuda:2")
+
+
+def test_a_precision_that_the_device_does_not_train_in(refused: Any) -> None:
+    told = refused("run", *SMALL, "device=cpu", "precision=fp16")
+    assert "precision=fp16 needs a CUDA device, not cpu; use precision=bf16" in told
 
 
 def archive(path: Path, **changes: Any) -> Path:

@@ -97,3 +97,13 @@ def test_squared_distance_sums_over_all_tensors() -> None:
 def test_squared_distance_needs_an_anchor_for_every_tensor() -> None:
     with pytest.raises(ValueError, match="shorter"):
         losses.squared_distance([torch.zeros(1), torch.zeros(1)], [torch.zeros(1)])
+
+
+def test_half_precision_is_read_as_float32() -> None:
+    """Logits of a forward pass under autocast: no loss rounds them again."""
+    half, y = logits(5, 3).bfloat16(), torch.tensor([0, 1, 2, 2, 1])
+    wide = half.float()
+    assert torch.equal(losses.cross_entropy(half, y), losses.cross_entropy(wide, y))
+    assert torch.equal(losses.tet(half[None], y, 0.1), losses.tet(wide[None], y, 0.1))
+    assert torch.equal(losses.distillation(half, half.flip(0), 2.0), losses.distillation(wide, wide.flip(0), 2.0))
+    assert losses.cross_entropy(half, y).dtype == torch.float32

@@ -142,6 +142,99 @@ def test_without_its_momentum_a_client_goes_elsewhere() -> None:
     assert not torch.equal(client.backbone[1].weight, fresh.backbone[1].weight)
 
 
+def adamw_by_hand(model: nn.Module, rounds: list[Round], beta: float) -> None:
+    """Loshchilov and Hutter, ICLR 2019: w <- w - lr decay w, then a step of Adam; only matrices decay."""
+    first: dict[str, Tensor] = {}
+    second: dict[str, Tensor] = {}
+    count = 0
+    for rnd in rounds:
+        draws = generator(42, "client", 7, "round", rnd.index, "local")
+        for part in torch.randperm(5, generator=draws).split(2):
+            z = model(Points.x[part])
+            loss = F.cross_entropy(z, Points.y[part]) + 0.1 * z.square().mean()
+            named = dict(model.named_parameters())
+            grads = torch.autograd.grad(loss, named.values())
+            count += 1
+            for (name, w), g in zip(named.items(), grads, strict=True):
+                first[name] = beta * first.get(name, 0) + (1 - beta) * g
+                second[name] = 0.999 * second.get(name, 0) + 0.001 * g.square()
+                w.data *= 1 - LR * DECAY if name in ("1.weight", "3.weight") else 1
+                spread = (second[name] / (1 - 0.999**count)).sqrt() + 1e-8
+                w.data -= LR * first[name] / (1 - beta**count) / spread
+
+
+def test_adamw_decays_apart_and_goes_on_in_the_next_round() -> None:
+    client = make_client(optimiser=Optimiser(momentum=0.8, name="adamw"))
+    expected = copy.deepcopy(client.backbone)
+    rounds = [Round(0, 10), Round(1, 10)]
+    adamw_by_hand(expected, rounds, beta=0.8)
+    for rnd in rounds:
+        fit(client, rnd, epochs=1)
+    torch.testing.assert_close(client.backbone.state_dict(), expected.state_dict(), rtol=1e-3, atol=1e-4)
+    assert {steps.item() for steps in client.steps["backbone"].values()} == {6.0}
+
+
+def test_a_client_with_adamw_is_restored_exactly() -> None:
+    client, resumed = (make_client(optimiser=Optimiser(name="adamw")) for _ in range(2))
+    fit(client, Round(0, 10))
+    resumed.load_state_dict(client.state_dict())
+    for one in (client, resumed):
+        fit(one, Round(1, 10))
+    states = client.state_dict(), resumed.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
+
+
+def test_to_forget_the_momentum_is_a_fresh_start_of_adamw() -> None:
+    """Of a whole module, or of one tensor; second moments and step counts do not outlive the first."""
+    client, fresh = (make_client(optimiser=Optimiser(name="adamw")) for _ in range(2))
+    fit(client, Round(0, 10), epochs=1)
+    del client.momentum["backbone"]["1.weight"]
+    assert not [key for key in client.state_dict() if "moment" in key and key.endswith("1.weight")]
+    assert "steps/backbone/1.weight" not in client.state_dict()
+    fit(client, Round(1, 10), epochs=1)
+    assert (client.steps["backbone"]["1.weight"], client.steps["backbone"]["3.weight"]) == (3, 6)
+    client.momentum.pop("backbone")
+    fresh.load_state_dict({key: t for key, t in client.state_dict().items() if key.startswith("module/")})
+    for one in (client, fresh):
+        fit(one, Round(2, 10), epochs=1)
+    assert all(torch.equal(tensor, fresh.state_dict()[key]) for key, tensor in client.state_dict().items())
+
+
+def test_half_precision_is_of_forward_passes_alone() -> None:
+    client, plain = make_client(precision="bf16"), make_client()
+    seen = set()
+
+    def terms(x: Tensor, y: Tensor) -> training.Terms:
+        z = client.backbone(x)
+        seen.add(z.dtype)
+        return {"ce": F.cross_entropy(z, y), "size": 0.1 * z.square().mean()}
+
+    training.fit(client, ROUND, "local", {"backbone": training.Step(LR, DECAY)}, terms, 2)
+    fit(plain)
+    assert seen == {torch.bfloat16}
+    assert {t.dtype for t in client.state_dict().values()} == {torch.float32}
+    for one, other in zip(client.backbone.parameters(), plain.backbone.parameters(), strict=True):
+        assert one.grad is not None
+        assert one.grad.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.1)
+        assert not torch.equal(one, other)
+
+
+def test_a_teacher_without_gradients_leaves_those_of_the_student() -> None:
+    """The cache of autocast, in older versions of torch, gave the student the teacher's weights without gradients."""
+    client = make_client(precision="bf16")
+    before = copy.deepcopy(client.backbone)
+
+    def terms(x: Tensor, y: Tensor) -> training.Terms:
+        with torch.no_grad():
+            teacher = client.backbone(x)
+        return {"kd": (client.backbone(x) - teacher - 1).square().mean()}
+
+    training.fit(client, ROUND, "local", {"backbone": training.Step(LR, 0.0)}, terms, 1)
+    assert all(not torch.equal(a, b) for a, b in zip(before.parameters(), client.backbone.parameters(), strict=True))
+
+
 class Clipped(nn.Linear, training.Bounded):
     def bound(self) -> None:
         self.weight.clamp_(-0.01, 0.01)

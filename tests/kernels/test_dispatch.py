@@ -195,6 +195,9 @@ def test_the_best_path_is_taken_where_nothing_is_forced(force: Callable[[str | N
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
         assert dispatch.path_of(x.to(dtype)) == "torch"
     assert dispatch.path_of(x.to("meta")) == "torch"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert dispatch.path_of(x) == "torch"
+    assert dispatch.path_of(x) == "numba"
     assert dispatch.available_paths("cpu") == ["numba", "torch"]
     assert dispatch.available_paths("mps") == ["torch"]
 
@@ -219,6 +222,17 @@ def test_a_forced_numba_leaves_other_types_to_torch(force: Callable[[str], None]
     act, norm = Spiking(2, Neuron()), nn.BatchNorm2d(3).double()
     out = act.after(norm, torch.randn(4, 3, 3, 3, dtype=torch.float64))
     assert out.dtype == torch.float64
+    assert taken == ["torch lif"]
+
+
+@pytest.mark.parametrize("path", ["numba", "spikingjelly"])
+def test_autocast_is_left_to_torch(path: str, force: Callable[[str], None], taken: list[str]) -> None:
+    force(path)
+    act, conv = Spiking(2, Neuron()), nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    x = torch.randn(4, 16, 3, 3, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = act.convolve(conv, act.after(nn.BatchNorm2d(16), x))
+    assert out.dtype == torch.bfloat16
     assert taken == ["torch lif"]
 
 

@@ -59,7 +59,7 @@ def own() -> Iterator[type[Method]]:
 
 def test_there_is_one_default_and_one_reference() -> None:
     assert (DEFAULT, REFERENCE) == ("as-fedbridge", "standalone")
-    assert {recipe(DEFAULT) == recipe() for recipe in (paper, quickstart, cpu, extended, smoke)} == {True}  # type: ignore[call-arg]
+    assert {recipe(DEFAULT) == recipe() for recipe in (paper, quickstart, cpu, extended, smoke)} == {True}
 
 
 def test_values_of_recipes_build_on_those_of_base_classes(own: type[Any]) -> None:

@@ -51,8 +51,8 @@ def changed(value: Any, hint: Any) -> Any:
     if hint is bool:
         return not value
     if hint is str:
-        another = {"dirichlet": "classes:2"}.get(value, "npz:other.npz")
-        return "3*resnet18:ann" if value.endswith(":snn") else another
+        others = {"dirichlet": "classes:2", "auto": "cuda:1"}  # of fields that take some texts alone
+        return "3*resnet18:ann" if value.endswith(":snn") else others.get(value, "npz:other.npz")
     if hint is int:
         return value + 1
     return value * 0.5 + 0.015625
@@ -350,6 +350,22 @@ def test_one_round_is_left_for_snns() -> None:
     assert "twin_rounds=5 with rounds=5: no round is left" in refused(quickstart(), twin_rounds=5, rounds=5)
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12", "mps"])
+def test_devices(device: str) -> None:
+    spec = apply_overrides(quickstart(), {"device": device})
+    assert spec.device == device
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "mps:0", "cpu ", "meta"])
+def test_an_unknown_device_is_refused(device: str) -> None:
+    assert refused(quickstart(), device=device).startswith(f"device={device}: unknown device; use auto, cpu, cuda")
+
+
+def test_an_unknown_precision_or_optimiser_is_refused() -> None:
+    assert "precision=fp8" in refused(quickstart(), precision="fp8")
+    assert "optimiser.name=adam" in refused(quickstart(), optimiser__name="adam")
+
+
 # A run from before the fields that came later, and for each of them another value; some are of one method alone.
 OLD = dataclasses.replace(paper("fedavg"), short_batch="keep")
 CHANGED = {
@@ -363,6 +379,8 @@ CHANGED = {
     "twin_rounds": 1,
     "short_batch": "merge",
     "optimiser.clip": 1.0,
+    "optimiser.name": "adamw",
+    "precision": "bf16",
     "method.aggregation": "median",
     "method.trim": 0.2,
     "method.clip_update": 1.0,

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -16,6 +17,8 @@ from asfedbridge.core.privacy import Mechanism
 Kind = Literal["ann", "snn", "bnn", "qnn"]  # continuous, spiking, binary, quantised
 ShortBatch = Literal["merge", "keep"]  # how a last batch smaller than half the batch size is handled
 Point = Literal["received", "trained"]  # after the download, after local training
+Precision = Literal["fp32", "bf16", "fp16"]
+HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Output(NamedTuple):
@@ -48,17 +51,19 @@ class Neuron:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """SGD with momentum, cosine decay over rounds; biases and normalisation parameters are never decayed.
+    """SGD with momentum, or AdamW; cosine decay over rounds. Biases and normalisation parameters are never decayed.
 
-    Low-bit clients learn at the ANN's rate and decay.
+    Low-bit clients learn at the ANN's rate and decay. Rates are used as they are: AdamW wants smaller ones than the
+    defaults, about 1e-3, also for networks whose rate is a field of the method (``method.bridge_lr``).
     """
 
     lr_ann: float = 0.05
     lr_snn: float = 0.1
     weight_decay_ann: float = 1e-4
     weight_decay_snn: float = 5e-4
-    momentum: float = 0.9
+    momentum: float = 0.9  # adamw: of the first moment; that of the second is 0.999
     clip: float = 0.0  # largest gradient norm of a module in a step; larger ones are scaled down to it; 0: no limit
+    name: Literal["sgd", "adamw"] = "sgd"
 
     def rate(self, kind: Kind) -> float:
         return self.lr_snn if kind == "snn" else self.lr_ann
@@ -89,6 +94,7 @@ class Task:
     snn_loss: Literal["ce", "tet"] = "ce"  # how methods without a rule of their own supervise an SNN
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # how payloads are rounded for the wire, both ways
+    precision: Precision = "fp32"  # of forward passes in training and evaluation; tensors that stay are float32
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
 
@@ -205,7 +211,11 @@ class Client:
         self.held_out: Shard | None = None  # own training images that do not train
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
-        self.momentum: dict[str, Payload] = {}  # by module: one buffer per trainable tensor, once it has trained
+        # By module: one buffer per trainable tensor, once it has trained. AdamW's first moments, with its second
+        # moments and step counts beside them. These count only where there is a first: to delete it is a fresh start.
+        self.momentum: dict[str, Payload] = {}
+        self.second_moment: dict[str, Payload] = {}
+        self.steps: dict[str, Payload] = {}
         self.residual: Payload = {}  # what compression took from uploads so far: added to the next one
         self.watch: Watch | None = None
         self.evaluated: dict[str, tuple[int, Answers]] = {}  # the engine's cache, not part of the state
@@ -243,6 +253,15 @@ class Client:
         """Where and how the models want their input."""
         return x_BCHW.to(self.device).contiguous(memory_format=torch.channels_last)
 
+    def autocast(self) -> AbstractContextManager[object]:
+        """Inside, forward passes and losses have the task's precision. Weights, gradients and payloads are float32."""
+        dtype = HALF.get(self.task.precision)
+        if dtype is None:
+            return nullcontext()
+        # In older versions of torch the cache hands weights that were cast without gradients, for a teacher's pass, to
+        # passes that need gradients (pytorch#158232).
+        return torch.autocast(self.device.type, dtype, cache_enabled=False)
+
     def state_dict(self) -> Payload:
         """Everything private, flat, as copies on the CPU."""
         state: Payload = {}
@@ -250,11 +269,13 @@ class Client:
             state |= {f"module/{name}/{key}": t for key, t in module.state_dict().items()}
         for name, buffers in self.momentum.items():
             state |= {f"momentum/{name}/{key}": t for key, t in buffers.items()}
+            for part, beside in (("second_moment", self.second_moment), ("steps", self.steps)):
+                state |= {f"{part}/{name}/{key}": t for key, t in beside.get(name, {}).items() if key in buffers}
         state |= {f"residual/upload/{key}": t for key, t in self.residual.items()}
         return clone(state)
 
     def load_state_dict(self, state: Payload) -> None:
-        self.momentum, self.residual = {}, {}
+        self.momentum, self.second_moment, self.steps, self.residual = {}, {}, {}, {}
         modules: dict[str, Payload] = {name: {} for name in self.modules}
         for key, tensor in state.items():
             part, name, rest = key.split("/", 2)
@@ -262,8 +283,11 @@ class Client:
                 modules[name][rest] = tensor
             elif part == "residual":
                 self.residual[rest] = tensor.clone()
+            elif part == "steps":
+                self.steps.setdefault(name, {})[rest] = tensor.clone()  # torch wants them on the CPU
             else:
-                self.momentum.setdefault(name, {})[rest] = tensor.to(self.device, copy=True)
+                buffers = self.second_moment if part == "second_moment" else self.momentum
+                buffers.setdefault(name, {})[rest] = tensor.to(self.device, copy=True)
         for name, tensors in modules.items():
             self.modules[name].load_state_dict(tensors)
 

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from asfedbridge.core import losses
 from asfedbridge.core.errors import Diverged
+from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import Client, Output, Round
 
+SECOND_MOMENT_DECAY = 0.999  # of AdamW
 Terms = dict[str, Tensor]  # weighted terms of a loss by name; their sum is minimised
 
 
@@ -39,18 +41,20 @@ def fit(
 ) -> dict[str, float]:
     """Train the named modules of a client together for some epochs; return each term's mean over the last epoch.
 
-    Momentum goes on from ``client.momentum[module]``; a method that wants a fresh start deletes that entry.
+    The optimiser goes on from ``client.momentum[module]``; a method that wants a fresh start deletes that entry.
     """
     for module in steps:
         client.modules[module].train()
     optimiser = _restore(client, steps)
     bounded = [layer for module in steps for layer in client.layers(module) if isinstance(layer, Bounded)]
     generator = client.generator(rnd, stage)
+    scaler = torch.amp.GradScaler(client.device.type, enabled=client.task.precision == "fp16")
     means: dict[str, float] = {}
     for epoch in range(epochs):
         sums: dict[str, float] = {}
         for x, y in client.batches(generator):
-            parts = terms(x, y)
+            with client.autocast():
+                parts = terms(x, y)
             loss = torch.stack(list(parts.values())).sum()
             if not torch.isfinite(loss):
                 bad = next((name for name, part in parts.items() if not torch.isfinite(part)), "sum")
@@ -59,9 +63,11 @@ def fit(
                     f"in epoch {epoch}; lower the learning rate"
                 )
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimiser)
             _clip(client, steps)
-            optimiser.step()
+            scaler.step(optimiser)  # without scaling, plainly a step; with it, none where a gradient overflowed
+            scaler.update()
             with torch.no_grad():
                 for layer in bounded:
                     layer.bound()
@@ -98,7 +104,7 @@ def fit_backbone(
     return fit(client, rnd, stage, steps, lambda x, y: terms(client.backbone(x), x, y), task.epochs)
 
 
-def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.SGD:
+def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.Optimizer:
     groups = []
     for module, step in steps.items():
         tensors = list(client.modules[module].parameters())
@@ -110,12 +116,24 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.SGD:
             {"params": [p for p in tensors if id(p) in decayed], "lr": step.lr, "weight_decay": step.weight_decay},
             {"params": [p for p in tensors if id(p) not in decayed], "lr": step.lr, "weight_decay": 0.0},
         ]
-    optimiser = torch.optim.SGD(groups, momentum=client.task.optimiser.momentum)
+    settings = client.task.optimiser
+    optimiser: torch.optim.Optimizer
+    if settings.name == "adamw":
+        optimiser = torch.optim.AdamW(groups, betas=(settings.momentum, SECOND_MOMENT_DECAY))
+    else:
+        optimiser = torch.optim.SGD(groups, momentum=settings.momentum)
     for module in steps:
         named = dict(client.modules[module].named_parameters())
-        for name, buffer in client.momentum.get(module, {}).items():
-            optimiser.state[named[name]]["momentum_buffer"] = buffer
+        for name in client.momentum.get(module, {}):
+            optimiser.state[named[name]] |= {key: kept[module][name] for key, kept in _memory(client).items()}
     return optimiser
+
+
+def _memory(client: Client) -> dict[str, dict[str, Payload]]:
+    """Where a client keeps what torch's optimiser remembers of each tensor, by torch's name for it."""
+    if client.task.optimiser.name == "sgd":
+        return {"momentum_buffer": client.momentum}
+    return {"exp_avg": client.momentum, "exp_avg_sq": client.second_moment, "step": client.steps}
 
 
 def _clip(client: Client, steps: Mapping[str, Step]) -> None:
@@ -125,10 +143,11 @@ def _clip(client: Client, steps: Mapping[str, Step]) -> None:
             nn.utils.clip_grad_norm_(client.modules[module].parameters(), limit)
 
 
-def _keep(client: Client, steps: Mapping[str, Step], optimiser: torch.optim.SGD) -> None:
+def _keep(client: Client, steps: Mapping[str, Step], optimiser: torch.optim.Optimizer) -> None:
     for module in steps:
-        client.momentum[module] = {
-            name: buffer
-            for name, p in client.modules[module].named_parameters()
-            if (buffer := optimiser.state[p].get("momentum_buffer")) is not None
-        }
+        for key, kept in _memory(client).items():
+            kept[module] = {
+                name: buffer
+                for name, p in client.modules[module].named_parameters()
+                if (buffer := optimiser.state[p].get(key)) is not None
+            }

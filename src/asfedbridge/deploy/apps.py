@@ -200,7 +200,15 @@ def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any], da
     usual = "states" if "client-id" in node else f"{config['out']}/{STATES}"
     states = Path(str(node.get("state-dir", usual))).absolute()
     prepare_process(spec.threads)
-    return Site(spec.method, task, info, shard, states, identity, pick_device(str(node.get("device", spec.device))))
+    return Site(
+        spec.method,
+        task,
+        info,
+        shard,
+        states,
+        identity,
+        pick_device(str(node.get("device", spec.device)), spec.precision),
+    )
 
 
 def read_data(spec: Spec, node: Mapping[str, Any]) -> NodeData:

@@ -28,7 +28,7 @@ def execute(
     """Play the run in ``out`` to its end; ``options`` are entries of ``app_folder.CONFIG``."""
     out, data_root = out.absolute(), data_root.absolute()
     check_network(spec)
-    pick_device(spec.device)
+    pick_device(spec.device, spec.precision)
     prepare_process(1)
     setting = prepare(spec, data_root)
     folder = RunFolder(out, spec, resume)

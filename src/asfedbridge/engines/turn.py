@@ -37,7 +37,8 @@ def answer(client: Client, predict: Predictor, shard: Shard | None = None) -> An
     for module in client.modules.values():
         module.eval()
     batches = (shard or client.shard).test_batches(EVALUATION_BATCH)
-    logits, labels = zip(*((predict(client.place(x)).cpu(), y) for x, y in batches), strict=True)
+    with client.autocast():
+        logits, labels = zip(*((predict(client.place(x)).float().cpu(), y) for x, y in batches), strict=True)
     return Answers(torch.cat(logits), torch.cat(labels))
 
 

@@ -59,10 +59,11 @@ def forced_path() -> str | None:
 
 
 def path_of(x: Tensor) -> str:
-    """The path for a tensor."""
+    """The path for a tensor. Under autocast it is ``torch``: the others have kernels of one precision."""
     name = forced_path() or available_paths(x.device.type)[0]
-    runs = x.dtype == torch.float32 and x.device.type == "cpu" if name == "numba" else True
-    return name if runs else "torch"
+    device = x.device.type
+    runs = x.dtype == torch.float32 and device == "cpu" if name == "numba" else device != "meta"
+    return name if runs and not torch.is_autocast_enabled(device) else "torch"
 
 
 def describe() -> dict[str, str]:

@@ -42,7 +42,9 @@ def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> T
         return None
     if gate == "right":
         return teacher_BC.argmax(dim=1) == y_B
-    own, other = (F.log_softmax(z.detach(), dim=1).gather(1, y_B[:, None])[:, 0] for z in (student_BC, teacher_BC))
+    own, other = (
+        F.log_softmax(z.detach().float(), dim=1).gather(1, y_B[:, None])[:, 0] for z in (student_BC, teacher_BC)
+    )
     return other > own
 
 
@@ -196,7 +198,7 @@ class ASFedBridge(BridgeSharing):
         backbone = client.backbone.eval()
         if not self.personal_head:
             order = client.generator(rnd, "adapt")
-            with torch.no_grad():
+            with torch.no_grad(), client.autocast():
                 for _ in range(self.injection_epochs):
                     for x, _ in client.batches(order):
                         bridge(x)

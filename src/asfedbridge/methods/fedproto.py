@@ -81,7 +81,7 @@ def mean_features(client: Client) -> dict[int, tuple[Tensor, int]]:
     task, backbone = client.task, client.backbone.eval()
     sum_CD = torch.zeros(task.classes, task.feature_dim, dtype=torch.float64)
     count_C = torch.zeros(task.classes, dtype=torch.int64)
-    with torch.inference_mode():
+    with torch.inference_mode(), client.autocast():
         for x, y in client.shard.train_batches_plain(task.batch_size):
             out: Output = backbone(client.place(x))
             sum_CD.index_add_(0, y, out.feature.cpu().double())  # on the CPU: its order of addition is fixed

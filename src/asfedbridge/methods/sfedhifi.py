@@ -190,7 +190,8 @@ def measure_firing(client: Client, model: ComposedResNet18) -> Tensor:
     model.eval()
     rates, wins, batches = torch.zeros(len(CONVOLUTIONS)), torch.zeros(len(CONVOLUTIONS)), 0
     for x, y in client.shard.train_batches_plain(client.task.batch_size):
-        batch = model.input_rates(client.place(x)).cpu()
+        with client.autocast():
+            batch = model.input_rates(client.place(x)).float().cpu()
         rates += batch * len(y) / client.shard.train_size
         wins[batch.argmax()] += 1
         batches += 1

@@ -50,7 +50,7 @@ def measure_apart(file: Path, root: str | None) -> Estimate:
 
 
 def measure(spec: Spec, root: Path) -> Estimate:
-    device = pick_device(spec.device)
+    device = pick_device(spec.device, spec.precision)
     prepare_process(spec.threads)
     setting = prepare(spec, root)
     few = spec.batch_size if device.type == "cuda" else min(spec.batch_size, FEW)

@@ -16,7 +16,7 @@ from asfedbridge.analysis.diagnostics import Reading
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload
+from asfedbridge.core.protocol import ClientInfo, Precision, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
 from asfedbridge.data.event_frames import Framing
 from asfedbridge.data.loader import Shard, make_shards
@@ -41,7 +41,7 @@ from asfedbridge.runs.fleet import one_of_each, parse_fleet
 from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
 from asfedbridge.runs.privacy import load_library, summarise_privacy
 from asfedbridge.runs.records import make_records, summarise
-from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec
+from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec, check_device
 
 PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
 
@@ -113,12 +113,22 @@ def make_task(
     return dataclasses.replace(task, stems_differ=len({stem_channels(task, c) for c in fleet}) > 1)
 
 
-def pick_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device=cuda: torch finds no CUDA device here; use device=cpu or device=auto")
+def pick_device(name: str, precision: Precision = "fp32") -> torch.device:
+    """The device of a specification, or BadInput if it is not here or does not compute in this precision."""
+    check_device(name)  # of a node it does not come from a specification
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+        name = "cuda" if found else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not found:
+        raise BadInput(f"device={name}: torch finds no CUDA device here; use device=cpu or device=auto")
+    if (device.index or 0) >= max(found, 1):
+        raise BadInput(f"device={name}: torch finds {found} CUDA devices here; use cuda:0 to cuda:{found - 1}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise BadInput("device=mps: torch finds no Metal device here; use device=cpu or device=auto")
+    if precision == "fp16" and device.type != "cuda":
+        raise BadInput(f"precision=fp16 needs a CUDA device, not {device.type}; use precision=bf16")
+    return device
 
 
 def execute(
@@ -138,7 +148,7 @@ def execute(
     its callbacks are not called.
     """
     watching = CallbackList(callbacks)
-    device = pick_device(spec.device)
+    device = pick_device(spec.device, spec.precision)
     prepare_process(spec.threads)
     if spec.method.mechanism:
         load_library()  # to miss it now, not after training

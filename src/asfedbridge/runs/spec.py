@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, ShortBatch
+from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, Precision, ShortBatch
 from asfedbridge.data.partition import check_partition
 from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 
@@ -50,7 +51,8 @@ class Spec:
     snn_loss: Literal["ce", "tet"] = "ce"  # supervision of SNN clients in methods without a rule of their own
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # of QNN clients
     compress: Codec = "none"  # compression of payloads, both ways
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA where there is a device, else the CPU
+    device: str = "auto"  # auto (CUDA where there is a device, else the CPU), cpu, cuda, cuda:N, mps
+    precision: Precision = "fp32"  # of forward passes and losses; bf16 and fp16 by autocast, fp16 on CUDA only
     threads: int = 0  # of torch, in each process; 0: one per core (engine pool: by its own rule)
     checkpoint_every: int = 1  # write a checkpoint every N rounds
     snapshot_every: int = 0  # keep a checkpoint every N rounds, for later analysis; 0: none
@@ -91,6 +93,7 @@ class Spec:
                 f"set one of them back (none, local)"
             )
         check_partition(self.partition)
+        check_device(self.device)
         parse_fleet(self.fleet, self.T)
 
     def digest(self) -> str:
@@ -118,6 +121,8 @@ LATER: Table = {
     "twin_rounds": 0,
     "short_batch": "keep",
     "optimiser.clip": 0.0,
+    "optimiser.name": "sgd",
+    "precision": "fp32",
     "start": "equal",
 }
 
@@ -146,6 +151,12 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("checkpoint_every", 1, 10**6),
     ("snapshot_every", 0, 10**6),
 )
+
+
+def check_device(name: str) -> None:
+    """BadInput unless it is the name of a device; that it is there is checked where the run begins."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?|mps", name):
+        raise BadInput(f"device={name}: unknown device; use auto, cpu, cuda, cuda:N (for example cuda:1) or mps")
 
 
 def to_table(spec: Spec) -> Table:
