@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asfedbridge.core.protocol import ClientInfo as ClientInfo
     from asfedbridge.core.protocol import Method as Method
     from asfedbridge.core.protocol import Output as Output
+    from asfedbridge.core.protocol import Round as Round
     from asfedbridge.core.protocol import Task as Task
     from asfedbridge.core.protocol import Upload as Upload
     from asfedbridge.core.protocol import register_method as register_method
@@ -39,7 +40,7 @@ _PLACES = {
     "asfedbridge.core.errors": ("BadInput", "Diverged", "WorkerLost"),
     "asfedbridge.core.payload": ("Payload",),
     "asfedbridge.core.plugins": ("load_plugin",),
-    "asfedbridge.core.protocol": ("ClientInfo", "Method", "Output", "Task", "Upload", "register_method"),
+    "asfedbridge.core.protocol": ("ClientInfo", "Method", "Output", "Round", "Task", "Upload", "register_method"),
     "asfedbridge.models.registry": ("register_model",),
     "asfedbridge.runs.api": ("federate", "recipe", "run"),
     "asfedbridge.runs.federation": ("Federation", "Participant"),
