@@ -10,6 +10,7 @@ from .core.plugins import load_plugin as load_plugin
 from .core.protocol import ClientInfo as ClientInfo
 from .core.protocol import Method as Method
 from .core.protocol import Output as Output
+from .core.protocol import Round as Round
 from .core.protocol import Task as Task
 from .core.protocol import Upload as Upload
 from .core.protocol import register_method as register_method

@@ -143,7 +143,8 @@ def _cost_row(
     cells = [_amount(mean_of([_value(run, way) for run in runs]) if runs else None) for way in COLUMNS[table].values()]
     if runs and "-" in cells:
         notes.append("the fleet lacks a kind, or its SNN clients have no test images to count spikes on")
-    pairs = [word for pair in zip(cells[:-1], map(decimals, reported), strict=True) for word in pair]
+    theirs = [decimals(value) for value in reported] or ["-"] * len(cells[:-1])  # a method of the user's own has none
+    pairs = [word for pair in zip(cells[:-1], theirs, strict=True) for word in pair]
     return [name, *pairs, cells[-1], str(len(runs)), "; ".join(notes)]
 
 

@@ -1,0 +1,46 @@
+"""Data of your own: any map-style dataset of (image, label), one for each participant.
+
+A torch `Dataset`, a Hugging Face dataset with columns `image` and `label`, or a pair of arrays will do. Images are
+uint8, or floats from 0 to 1; normalisation is taken care of.
+"""
+
+import numpy as np
+from torch.utils.data import Dataset, Subset
+
+import asfedbridge as afb
+
+
+class Stripes(Dataset):
+    """Images of horizontal (class 0), vertical (1) and diagonal (2) stripes with noise."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        rng = np.random.default_rng([self.seed, index])
+        row, column = np.mgrid[:12, :12] + rng.integers(4)
+        label = index % 3
+        wave = np.sin((row, column, row + column)[label] * np.pi / 2)
+        return np.clip(0.5 + 0.3 * wave + 0.1 * rng.standard_normal((12, 12)), 0, 1).astype(np.float32), label
+
+
+def main() -> None:
+    everything, test = Stripes(180, seed=0), Stripes(60, seed=1)
+    shards = [Subset(everything, range(start, start + 60)) for start in (0, 60, 120)]
+    kinds = ("ann", "snn", "snn")
+    clients = [
+        afb.Participant("vgg9@0.125", shard, kind=kind, T=2, test=test)
+        for shard, kind in zip(shards, kinds, strict=True)
+    ]
+    federation = afb.Federation(method="fedproto", clients=clients, batch_size=8)
+    result = afb.federate(federation, rounds=3)
+    print(result)
+
+
+if __name__ == "__main__":
+    main()
