@@ -30,4 +30,5 @@ from .runs.result import Result as Result
 from .runs.result import load as load
 from .runs.spec import Spec as Spec
 
+__all__: list[str]
 __version__: str
