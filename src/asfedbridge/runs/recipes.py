@@ -25,6 +25,10 @@ DEMANDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+# Keys of ``Method.recipes``, in the order in which their values are set, and the recipes that set them.
+STAGES = {"short": "all but `paper`", "cpu": "`cpu` and `extended`", "extended": "`extended`", "smoke": "`smoke`"}
+
+
 def demands(recipe: str, data: str) -> dict[str, Any]:
     """Fields of the specification that a data set sets in a recipe, unless the user sets them."""
     return DEMANDS.get(recipe, {}).get(data, {})
