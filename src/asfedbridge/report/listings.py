@@ -17,7 +17,7 @@ from asfedbridge.models.zoo import outline_backbone
 from asfedbridge.paper.experiments import EXPERIMENTS
 from asfedbridge.runs.callback import CALLBACKS
 from asfedbridge.runs.fleet import FLEETS
-from asfedbridge.runs.recipes import RECIPES
+from asfedbridge.runs.recipes import RECIPES, STAGES
 from asfedbridge.runs.spec import method_fields
 
 TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "callbacks", "kernels")
@@ -99,8 +99,18 @@ def methods_page() -> str:
         rows.append([f"`{name}`", what, *sizes, client, server, method.reports])
         defaults = ", ".join(f"`{key}={_show(value)}`" for key, value in method_fields(cls).items())
         choices = "Choices" + about.get("Choices", ": not described.").replace(":\n-", ":\n\n-", 1)
-        sections += [f"## `{name}`", about["Title"], f"Defaults: {defaults or 'none'}.", choices]
+        sections += [f"## `{name}`", about["Title"], f"Defaults: {defaults or 'none'}.", *_in_recipes(method), choices]
     return "\n\n".join([INTRODUCTION, _table(rows), *sections])
+
+
+def _in_recipes(method: Method) -> list[str]:
+    """A line with the values that recipes change, if they change any."""
+    parts = []
+    for stage, where in STAGES.items():
+        adapted = vars(method.at(stage))
+        values = [f"`{key}={_show(value)}`" for key, value in adapted.items() if value != vars(method)[key]]
+        parts += [f"{where}: {', '.join(values)}"] if values else []
+    return [f"In recipes, {'; '.join(parts)}."] if parts else []
 
 
 def models_table() -> str:

@@ -13,6 +13,10 @@ from asfedbridge.runs.spec import Spec
 BASED_ON = {"extended": "cpu"}  # a recipe takes the settings of data sets in the recipe it is derived from
 
 
+# Keys of ``Method.recipes``, in the order in which their values are set, and the recipes that set them.
+STAGES = {"short": "all but `paper`", "cpu": "`cpu` and `extended`", "extended": "`extended`", "smoke": "`smoke`"}
+
+
 def demands(recipe: str, data: str) -> dict[str, Any]:
     """Fields of the specification that a data set sets in a recipe, unless the user sets them.
 
