@@ -32,7 +32,7 @@ class Half(FedAvg):
 
 
 def main() -> None:
-    spec = afb.recipe("smoke", method="half", method__step=0.7, fleet="4*vgg9@0.125:ann", rounds=3)
+    spec = afb.recipe("smoke", method="half", method__step=0.7, fleet="3*vgg9@0.125:ann", rounds=2)
     result = afb.run(spec, engine="pool", workers=2)
     print(f"{result.method}, step {result.settings['method']['step']}: {result.accuracy['all']:.1f} %")
 

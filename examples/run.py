@@ -7,8 +7,8 @@ FLEET = "2*vgg9@0.125:ann,2*vgg9@0.125:snn"
 
 def main() -> None:
     for method in ("standalone", "as-fedbridge"):
-        # The keys are those of the command line: asfedbridge run smoke method=standalone rounds=3 ...
-        spec = afb.recipe("smoke", method=method, fleet=FLEET, rounds=3, optimiser__lr_ann=0.05, seed=1)
+        # The keys are those of the command line: asfedbridge run smoke method=standalone rounds=2 ...
+        spec = afb.recipe("smoke", method=method, fleet=FLEET, rounds=2, optimiser__lr_ann=0.05, seed=1)
         result = afb.run(spec)  # engine="pool" trains the clients in worker processes
         print(f"{method}: {result.accuracy}")
         for client in result.clients:
