@@ -185,12 +185,6 @@ def test_rounds_that_are_played_again_are_dropped(tmp_path: Path) -> None:
     assert [(r["round"], r["loss"]) for r in read_rounds(tmp_path)] == [(0, 0.5), (0, 9.5), (1, 77.0)]
 
 
-def test_summaries(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, SPEC, resume=False)
-    folder.write_summary({"accuracy": {"all": 1.5}})
-    assert read_summary(tmp_path) == {"accuracy": {"all": 1.5}}
-
-
 @pytest.mark.parametrize("text", ["{", "", "[1, 2]", "5", "null"])
 def test_a_broken_summary_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text)

@@ -25,6 +25,7 @@ from asfedbridge.runs.diagnostics import read_course
 from asfedbridge.runs.folder import read_rounds, read_summary
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.summary import Summary
 
 CELLS = "cells"
 INTERRUPTED = 130
@@ -47,7 +48,7 @@ class Job:
     def label(self) -> str:
         return f"{self.folder.name} (seed {self.spec.seed})"
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> Summary | None:
         return read_summary(self.folder)
 
 
@@ -105,7 +106,7 @@ def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path
 def _outcome(job: Job, code: int, failures: dict[Path, str]) -> str:
     summary = job.summary()
     if summary is not None:
-        return f"accuracy {summary['accuracy']['all']:.2f}"
+        return f"accuracy {summary.accuracy['all']:.2f}"
     failures[job.folder] = _last_line(job.log) or f"died (exit code {code})"
     return f"FAILED: {failures[job.folder]}"
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from scipy.special import stdtrit
 
+from asfedbridge.runs.summary import Summary
+
 CONFIDENCE = 0.95
 SHARED = ("bridge", "fused")  # networks beside the clients' own, each with its accuracies in the summary
 Shards = tuple[tuple[int, str, int, int], ...]
@@ -52,18 +54,18 @@ class Scores:
         return self.shards == other.shards and (not known or self.partition == other.partition)
 
 
-def read_scores(summary: Mapping[str, Any], point: str | None = None) -> Scores:
+def read_scores(summary: Summary, point: str | None = None) -> Scores:
     """A run's accuracies where its method is judged, or at another evaluation point (then of groups only)."""
-    shards = tuple((c["id"], c["kind"], c["train"], c["test"]) for c in summary["clients"])
+    shards = tuple((c.id, c.kind, c.train, c.test) for c in summary.clients)
     if point is not None:
-        return Scores(summary.get("points", {}).get(point, {}), {}, shards, summary.get("partition_digest", ""))
+        return Scores(summary.points.get(point, {}), {}, shards, summary.partition_digest)
     clients: dict[str, dict[int, float]] = {}
-    for c in summary["clients"]:
-        if c["accuracy"] is not None:  # None: never drawn
-            for group in (c["kind"], "all"):
-                clients.setdefault(group, {})[c["id"]] = c["accuracy"]
-    shared = {name: summary[name]["all"] for name in SHARED if "all" in summary.get(name, {})}
-    return Scores({**summary["accuracy"], **shared}, clients, shards, summary.get("partition_digest", ""))
+    for c in summary.clients:
+        if c.accuracy is not None:  # None: never drawn
+            for group in (c.kind, "all"):
+                clients.setdefault(group, {})[c.id] = c.accuracy
+    shared = {name: means["all"] for name in SHARED if "all" in (means := getattr(summary, name))}
+    return Scores({**summary.accuracy, **shared}, clients, shards, summary.partition_digest)
 
 
 @dataclass(frozen=True)

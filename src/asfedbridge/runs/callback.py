@@ -16,6 +16,7 @@ from asfedbridge.core.protocol import ClientInfo, Round, Upload
 from asfedbridge.engines.failures import Event
 from asfedbridge.runs.records import Record, event_records
 from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.toml import parse_assignment
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Callback:
     def on_event(self, run: Run, event: Record) -> None:
         """Something happened to a client behind a network: ``round``, ``event``, ``client`` and ``reason``."""
 
-    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def on_run_end(self, run: Run, summary: Summary) -> None:
         """The run is complete and ``summary.json`` is written."""
 
     def on_failure(self, run: Run, error: BaseException) -> None:
@@ -108,7 +109,7 @@ class CallbackList:
         for record in event_records(rnd, [event]):
             self._call("on_event", self.run, record)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: Summary) -> None:
         self._call("on_run_end", self.run, summary)
         self.check()
 

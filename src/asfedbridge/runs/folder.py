@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +18,10 @@ import torch
 import asfedbridge
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import write_atomic
+from asfedbridge.runs.json_table import read_table
 from asfedbridge.runs.records import Record
 from asfedbridge.runs.spec import Spec, from_table, restored
+from asfedbridge.runs.summary import Summary, parse_summary
 from asfedbridge.runs.toml import read_toml, write_toml
 
 SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
@@ -107,8 +109,8 @@ class RunFolder:
         """Let another process have the folder."""
         self._lock.close()
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
+    def write_summary(self, summary: Summary) -> None:
+        write_atomic(self.path / SUMMARY, json.dumps(summary.to_json(), indent=2).encode())
 
     def _take_lock(self) -> IO[str]:
         lock = (self.path / LOCK).open("a")
@@ -128,13 +130,10 @@ def read_spec(path: Path, base: Spec) -> Spec | None:
     return from_table(restored(read_toml(file)), base) if file.exists() else None
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None if the run has not ended."""
-    file = path / SUMMARY
-    try:
-        return dict(json.loads(file.read_bytes())) if file.exists() else None
-    except (ValueError, TypeError):
-        raise BadInput(f"{file}: is not a JSON object; delete it and run again with --resume") from None
+def read_summary(path: Path) -> Summary | None:
+    """The summary of a finished run; None if the run has not ended. BadInput names an entry that is wrong."""
+    found = read_table(path / SUMMARY, "delete it and run again with --resume")
+    return None if found is None else parse_summary(found, path / SUMMARY)
 
 
 def read_rounds(path: Path) -> list[Record]:

@@ -71,7 +71,10 @@ def accuracies_after(records: Sequence[Record], played: int) -> dict[Point, dict
 def summarise(
     method: Method, clients: Sequence[ClientInfo], records: Sequence[Record], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of summary.json. Accuracies are of the last round, at the point the method is judged at."""
+    """The content of summary.json, which ``parse_summary`` reads.
+
+    Accuracies are of the last round, at the point the method is judged at.
+    """
     point = method.reports
     key = f"{point}.accuracy"
     newest = {r["client"]: r for r in records if key in r}
@@ -113,11 +116,6 @@ def summarise(
         "uplink_bytes": sum(r["uplink_bytes"] for r in records),
         "downlink_bytes": sum(r["downlink_bytes"] for r in records),
     }
-
-
-def rounds_played(summary: Mapping[str, Any]) -> int:
-    """Fewer than the specification has if the run was stopped early."""
-    return int(summary.get("stopped_early", summary)["rounds"])
 
 
 def ordered(means: Mapping[str, float]) -> dict[str, float]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,10 +37,11 @@ from asfedbridge.runs.callbacks.privacy_ledger import PrivacyLedger
 from asfedbridge.runs.callbacks.recorder import Recorder
 from asfedbridge.runs.callbacks.tensorboard import TensorBoard
 from asfedbridge.runs.fleet import one_of_each, parse_fleet
-from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
+from asfedbridge.runs.folder import SUMMARY, RunFolder, read_events, read_releases, read_summary
 from asfedbridge.runs.privacy import as_private, load_library, summarise_privacy
 from asfedbridge.runs.records import make_records, summarise
 from asfedbridge.runs.spec import ON_NODES, Spec
+from asfedbridge.runs.summary import FORMAT, Summary, parse_summary
 
 PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
 
@@ -126,7 +126,7 @@ def execute(
     resume: bool = False,
     engine: str = "local",
     workers: int = 0,
-) -> dict[str, Any]:
+) -> Summary:
     """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
 
     ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. A run that
@@ -186,7 +186,7 @@ def play(
     tolerance: Tolerance | None = None,
     early: Sequence[Event] = (),
     diagnose: Diagnose | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
 
     ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
@@ -210,7 +210,7 @@ def _play(
     tolerance: Tolerance | None,
     early: Sequence[Event],
     diagnose: Diagnose | None,
-) -> dict[str, Any]:
+) -> Summary:
     method, task = spec.method, setting.task
     private = as_private(method)
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
@@ -247,11 +247,12 @@ def _play(
 
     rounds = start if start and run.stopped else None  # stopped before it was interrupted
     federate(method, task, engine, after_round, spec.participation, start, server, tolerance, rounds)
-    summary = summarise(
+    entries = summarise(
         method,
         engine.clients(),
         run.records,
         {
+            "format": FORMAT,
             "method": method.name,
             "data": spec.data,
             "seed": spec.seed,
@@ -272,8 +273,9 @@ def _play(
             "wall_seconds": time.perf_counter() - begin,
         },
     )
-    for entry, shard in zip(summary["clients"], setting.shards, strict=bool(setting.shards)):
+    for entry, shard in zip(entries["clients"], setting.shards, strict=bool(setting.shards)):
         entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
+    summary = parse_summary(entries, folder.path / SUMMARY)
     folder.write_summary(summary)
     callbacks.end(summary)
     return summary

@@ -13,6 +13,7 @@ from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import round_scalars
 from asfedbridge.runs.records import Record
+from asfedbridge.runs.summary import Summary
 
 Outcome = Literal["finished", "failed", "interrupted"]
 
@@ -50,9 +51,9 @@ class RoundLogger(Callback):
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
         self._send(run, rnd.index, records)
 
-    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def on_run_end(self, run: Run, summary: Summary) -> None:
         numbers = {f"summary/{key}": v for key, v in summary.items() if isinstance(v, int | float)}
-        groups = {f"summary/accuracy/{group}": v for group, v in summary["accuracy"].items()}
+        groups = {f"summary/accuracy/{group}": v for group, v in summary.accuracy.items()}
         self.close("finished", numbers | groups)
 
     def on_failure(self, run: Run, error: BaseException) -> None:

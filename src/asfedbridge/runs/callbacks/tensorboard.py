@@ -1,13 +1,13 @@
 """Writes ``tensorboard/``: means over the clients of each kind, every client's own numbers, and hyper-parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from asfedbridge.core.protocol import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import flat_spec, round_scalars
 from asfedbridge.runs.records import Record
+from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.tensorboard import EventFile
 
 FOLDER = "tensorboard"
@@ -28,7 +28,7 @@ class TensorBoard(Callback):
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
         self._add(run, records)
 
-    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def on_run_end(self, run: Run, summary: Summary) -> None:
         assert self._file
         self._file.end_hparams()
 
