@@ -208,7 +208,9 @@ def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path
     assert read_events(tmp_path) == []
 
 
-@pytest.mark.parametrize("line", [b"5", b"null", b"[]", b"{}", b'{"round": "1"}', b'{"round": true}', b"{", b""])
+@pytest.mark.parametrize(
+    "line", [b"5", b"null", b"[]", b"{}", b'{"round": "1"}', b'{"round": true}', b"{", b"", b'{"round": 0}']
+)
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)

@@ -46,7 +46,10 @@ def serve(
     def tell(info: ClientInfo, *epoch: Any) -> None:
         connection.send_bytes(pack({"epoch": [info.id, *epoch]}))
 
-    clients = ClientHost(method, task, infos, shards, device, tell if watched else None, capacity, folder, reader)
+    watch = tell if watched else None
+    clients = ClientHost(
+        method, task, infos, shards, device=device, progress=watch, capacity=capacity, folder=folder, reader=reader
+    )
     with suppress(EOFError, ConnectionError):
         while True:
             header, tensors = unpack(connection.recv_bytes())

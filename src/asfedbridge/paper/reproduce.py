@@ -17,7 +17,7 @@ from typing import Any
 
 from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.protocol import Point
-from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.engines.process import count_cores, deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.paper.experiments import Cell
 from asfedbridge.runs.analyze import analyse, file_name, read_analysis
 from asfedbridge.runs.costs import read_costs, run_costs
@@ -66,8 +66,7 @@ def plan(cells: Iterable[Cell], seeds: Sequence[int], out: Path) -> list[Job]:
 def choose_width(jobs: Sequence[Job], cuda: bool) -> int:
     """How many runs at once: one on a GPU or where a run takes all cores, else as many as cores."""
     threads = max((job.spec.threads for job in jobs), default=0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if cuda or threads == 0 else max(1, cores // threads)
+    return 1 if cuda or threads == 0 else max(1, count_cores() // threads)
 
 
 def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path, str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -170,11 +171,12 @@ def make_engine(
 ) -> LocalEngine | PoolEngine:
     at_work = count_at_work(len(setting.clients), spec.participation)
     states = folder.checkpoints / checkpoint.CLIENTS
-    common = (spec.method, setting.task, setting.clients, setting.shards, device, progress, at_work, states)
+    who = (spec.method, setting.task, setting.clients, setting.shards)
     reader = Reading(setting.probe) if spec.diagnose_every else None
+    options: dict[str, Any] = {"device": device, "progress": progress, "at_work": at_work, "folder": states}
     if name == "pool":
-        return PoolEngine(*common, workers=workers, threads=spec.threads, reader=reader)
-    return LocalEngine(*common, reader=reader)
+        return PoolEngine(*who, **options, reader=reader, workers=workers, threads=spec.threads)
+    return LocalEngine(*who, **options, reader=reader)
 
 
 def play(

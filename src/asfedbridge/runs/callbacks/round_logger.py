@@ -12,7 +12,7 @@ from asfedbridge.core.protocol import Round
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import round_scalars
-from asfedbridge.runs.records import Record
+from asfedbridge.runs.records import RoundRecord
 from asfedbridge.runs.summary import Summary
 
 Outcome = Literal["finished", "failed", "interrupted"]
@@ -48,7 +48,7 @@ class RoundLogger(Callback):
         for index, records in groupby(run.records, key=lambda r: r["round"]):
             self._send(run, index, list(records))
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         self._send(run, rnd.index, records)
 
     def on_run_end(self, run: Run, summary: Summary) -> None:
@@ -60,7 +60,7 @@ class RoundLogger(Callback):
         if self._id:
             self.close("failed" if isinstance(error, Exception) else "interrupted", {})
 
-    def _send(self, run: Run, index: int, records: Sequence[Record]) -> None:
+    def _send(self, run: Run, index: int, records: Sequence[RoundRecord]) -> None:
         if index >= self._next:
             self.log(index, round_scalars(run, records))
             self._next = index + 1
