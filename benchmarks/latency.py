@@ -120,7 +120,7 @@ def with_folder(case: Case) -> Work:
     ) -> None:
         folder.add_records(make_records(rnd, clients, sent, ups))
         if not rnd.closing:
-            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {}, 0.0)
+            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {})
 
     return work(engine, made_from, keep)
 

@@ -17,6 +17,7 @@ from asfedbridge.runs.folder import read_events, read_rounds
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import Spec, apply_overrides
+from asfedbridge.runs.summary import Summary
 
 pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
@@ -64,7 +65,7 @@ def nodes(tmp_path: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def serve(spec: Spec, nodes: dict[int, dict[str, Any]], out: Path, **config: Any) -> dict[str, Any]:
+def serve(spec: Spec, nodes: dict[int, dict[str, Any]], out: Path, **config: Any) -> Summary:
     config = CONFIG | {"out": str(out), "gathering": 0.0, "patience": 0.0, "round-timeout": 60.0} | config
     app = make_client_app(lambda context: make_site(spec, context.node_config, config))
     grid = InProcessGrid({100 + number: (app, node) for number, node in nodes.items()})

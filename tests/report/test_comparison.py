@@ -7,6 +7,7 @@ from tests.report.folders import make_spec
 from asfedbridge.report.comparison import Comparison, Entry, compare
 from asfedbridge.report.settings import flatten
 from asfedbridge.runs.spec import LATER, to_table
+from asfedbridge.runs.summary import parse_summary
 
 
 def entry(method: str, seed: int, ann: float, snn: float, **changes: Any) -> Entry:
@@ -20,7 +21,7 @@ def entry(method: str, seed: int, ann: float, snn: float, **changes: Any) -> Ent
     summary = {"method": method, "data": spec.data, "seed": seed, "rounds": spec.rounds, "partition": spec.partition}
     summary |= {"alpha": spec.alpha, "best": None, "point": "trained", "bn_buffers": "local", "payload_mb": 1.0}
     summary |= {"accuracy": {"ann": ann, "snn": snn, "all": (ann + snn) / 2}, "clients": clients, "wall_seconds": 1.0}
-    return Entry(summary | more, flatten(to_table(spec)))
+    return Entry(parse_summary(summary | more), flatten(to_table(spec)))
 
 
 def names(one: Comparison) -> list[str]:
@@ -89,7 +90,7 @@ def test_settings_of_a_method_are_rows_of_their_own() -> None:
 def test_other_shards_are_not_paired() -> None:
     """As with pooled data: the same specification and seed, but other images in every test."""
     shards = [entry("centralized", s, 90.0, 90.0, more={"partition_digest": "b"}) for s in (0, 1)]
-    alone = [Entry(e.summary | {"partition_digest": "a"}, e.fields) for e in ALONE]
+    alone = [Entry(parse_summary({**e.summary, "partition_digest": "a"}), e.fields) for e in ALONE]
     (one,) = compare([*alone, *shards])
     assert one.to_titled().rows[0] == ["method", "ANN", "SNN", "all", "n"]
     assert one.to_table()["methods"]["centralized"]["difference"]["all"] is None

@@ -12,6 +12,7 @@ from asfedbridge.report.statistics import (
     difference_columns,
     read_scores,
 )
+from asfedbridge.runs.summary import parse_summary
 
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182}  # two-sided 95 %, by degrees of freedom
 
@@ -130,7 +131,11 @@ def test_a_summary_is_read() -> None:
         {"id": 0, "kind": "ann", "accuracy": 50.0, "train": 9, "test": 3},
         {"id": 1, "kind": "snn", "accuracy": None, "train": 8, "test": 2},  # never drawn
     ]
-    found = read_scores({"clients": clients, "accuracy": {"ann": 50.0, "all": 50.0}, "fused": {"ann": 1.0, "all": 2.0}})
+    clients = [c | {"model": "resnet18", "width": 1.0} for c in clients]
+    about = {"method": "fml", "data": "digits", "seed": 1, "rounds": 2, "partition": "iid", "alpha": 0.1}
+    about |= {"bn_buffers": "local", "point": "trained", "payload_mb": 1.0, "wall_seconds": 1.0, "clients": clients}
+    means = {"accuracy": {"ann": 50.0, "all": 50.0}, "fused": {"ann": 1.0, "all": 2.0}}
+    found = read_scores(parse_summary(about | means))
     assert found.means == {"ann": 50.0, "all": 50.0, "fused": 2.0}
     assert found.clients == {"ann": {0: 50.0}, "all": {0: 50.0}}
     assert found.shards == ((0, "ann", 9, 3), (1, "snn", 8, 2))

@@ -8,11 +8,12 @@ import pytest
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.report.tables import client_rows, find_summaries, render_markdown, render_text, run_rows
+from asfedbridge.runs.summary import Summary, parse_summary
 
 
-def summary(**changes: Any) -> dict[str, Any]:
+def content(**changes: Any) -> dict[str, Any]:
     return {
-        "method": "as-fedbridge", "data": "digits", "seed": 42, "partition": "dirichlet", "alpha": 0.5,
+        "method": "as-fedbridge", "data": "digits", "seed": 42, "rounds": 9, "partition": "dirichlet", "alpha": 0.5,
         "accuracy": {"ann": 50.0, "snn": 25.0, "all": 37.5}, "best": {"round": 1, "all": 40.0},
         "bridge": {"all": 12.345}, "fused": {"ann": 14.0, "snn": 13.0, "all": 13.57},
         "point": "trained", "bn_buffers": "local",
@@ -22,6 +23,10 @@ def summary(**changes: Any) -> dict[str, Any]:
             {"id": 1, "kind": "snn", "width": 1.0, "T": 8, "accuracy": 25.0, "train": 8, "test": 2, "model": "r18"},
         ],
     } | changes  # fmt: skip
+
+
+def summary(*without: str, **changes: Any) -> Summary:
+    return parse_summary({key: value for key, value in content(**changes).items() if key not in without})
 
 
 def columns(rows: list[list[str]], row: int = 1) -> dict[str, str]:
@@ -43,8 +48,7 @@ def test_a_path_is_shown_by_its_last_part() -> None:
 
 
 def test_runs_with_other_groups_share_a_table() -> None:
-    other = summary(accuracy={"ann": 60.0, "all": 60.0}, partition="iid", best=None)
-    del other["bridge"]
+    other = summary("bridge", accuracy={"ann": 60.0, "all": 60.0}, partition="iid", best=None)
     row = columns(run_rows([summary(), other]), 2)
     assert (row["ANN"], row["SNN"], row["all"]) == ("60.00", "-", "60.00")
     assert (row["split"], row["best all"], row["Bridge"]) == ("iid", "-", "-")
@@ -52,8 +56,7 @@ def test_runs_with_other_groups_share_a_table() -> None:
 
 def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
     assert "nearest" not in run_rows([summary(), summary()])[0]
-    other = summary(method="fedproto", nearest={"ann": 10.0, "all": 23.456})
-    del other["bridge"]
+    other = summary("bridge", method="fedproto", nearest={"ann": 10.0, "all": 23.456})
     rows = run_rows([summary(), other])
     assert [columns(rows, i)["nearest"] for i in (1, 2)] == ["-", "23.46"]
     assert [columns(rows, i)["Bridge"] for i in (1, 2)] == ["12.35", "-"]
@@ -61,8 +64,7 @@ def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
 
 
 def test_a_run_without_a_shared_network_has_dashes() -> None:
-    other = summary(method="fedavg")
-    del other["bridge"], other["fused"]
+    other = summary("bridge", "fused", method="fedavg")
     found = columns(run_rows([summary(), other]), 2)
     assert (found["Bridge"], found["fused ANN"], found["fused all"]) == ("-", "-", "-")
     assert not any(name.startswith("fused") for name in run_rows([other])[0])
@@ -76,7 +78,7 @@ def test_a_client_is_a_row() -> None:
 
 
 def test_low_bit_clients_and_kinds_that_occur() -> None:
-    clients = summary()["clients"]
+    clients = content()["clients"]
     clients[0] |= {"kind": "qnn", "bits": 4}
     clients[1] |= {"kind": "bnn", "bits": 1, "T": 1}
     run = summary(clients=clients, accuracy={"bnn": 25.0, "qnn": 50.0, "all": 37.5})
@@ -86,7 +88,7 @@ def test_low_bit_clients_and_kinds_that_occur() -> None:
 
 
 def test_a_client_without_accuracy_has_a_dash() -> None:
-    clients = summary()["clients"]
+    clients = content()["clients"]
     clients[0]["accuracy"] = None
     assert client_rows(summary(clients=clients))[1][-1] == "-"
 
@@ -106,11 +108,11 @@ def store(path: Path, content: Any) -> None:
 
 
 def test_finished_runs_are_found_below_a_folder(tmp_path: Path) -> None:
-    store(tmp_path / "grid" / "b", summary(seed=2))
-    store(tmp_path / "grid" / "a", summary(seed=1))
+    store(tmp_path / "grid" / "b", content(seed=2))
+    store(tmp_path / "grid" / "a", content(seed=1))
     (tmp_path / "grid" / "unfinished").mkdir()
-    store(tmp_path / "one", summary(seed=3))
-    assert [s["seed"] for s in find_summaries([tmp_path / "one", tmp_path / "grid"])] == [3, 1, 2]
+    store(tmp_path / "one", content(seed=3))
+    assert [s.seed for s in find_summaries([tmp_path / "one", tmp_path / "grid"])] == [3, 1, 2]
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:
@@ -121,9 +123,9 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{"method": "x"}, {"accuracy": 5}, [1], summary(clients=5), summary(clients=[{}]), summary(seed=[1])]
+    "written", [{"method": "x"}, {"accuracy": 5}, [1], content(clients=5), content(clients=[{}]), content(seed=[1])]
 )
-def test_a_summary_that_is_not_ours_is_named(tmp_path: Path, content: Any) -> None:
-    store(tmp_path / "foreign", content)
+def test_a_summary_that_is_not_ours_is_named(tmp_path: Path, written: Any) -> None:
+    store(tmp_path / "foreign", written)
     with pytest.raises(BadInput, match="foreign"):
         run_rows(find_summaries([tmp_path]))

@@ -23,6 +23,7 @@ from asfedbridge.runs.rebuild import rebuild
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import execute, prepare
 from asfedbridge.runs.spec import Spec, apply_overrides
+from asfedbridge.runs.summary import Summary
 
 TINY = {
     "fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn",
@@ -56,7 +57,7 @@ def make_spec(method: str = "standalone", **changes: Any) -> Spec:
     return apply_overrides(quickstart(method), TINY | changes)
 
 
-def play(spec: Spec, out: Path, **options: Any) -> dict[str, Any]:
+def play(spec: Spec, out: Path, **options: Any) -> Summary:
     return execute(spec, out, out.parent, **options)
 
 

@@ -17,6 +17,7 @@ from asfedbridge.runs.folder import DIAGNOSTICS, read_diagnostics, read_rounds
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import Spec, apply_overrides
+from asfedbridge.runs.summary import Summary
 
 TINY = {
     "fleet": "2*resnet18@0.0625:ann,2*resnet18@0.0625:snn",
@@ -47,7 +48,7 @@ def make_spec(method: str = "fedavg", **changes: Any) -> Spec:
     return apply_overrides(quickstart(method), TINY | changes)
 
 
-def play(spec: Spec, out: Path, **options: Any) -> dict[str, Any]:
+def play(spec: Spec, out: Path, **options: Any) -> Summary:
     return execute(spec, out, out.parent, **options)
 
 

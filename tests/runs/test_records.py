@@ -10,7 +10,7 @@ from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.methods.fedproto import FedProto
 from asfedbridge.methods.standalone import Standalone
-from asfedbridge.runs.records import accuracy_at, group_means, make_records, ordered, summarise
+from asfedbridge.runs.records import accuracy_at, group_means, make_records, ordered, parse_record, summarise
 
 FLEET = [
     ClientInfo(0, "ann", "resnet18", 0.5, 1, train_size=100, test_size=10),
@@ -133,3 +133,27 @@ def test_the_nearest_prototype_has_its_own_line_at_the_methods_point() -> None:
     assert summary["nearest"] == {"ann": 15.0, "snn": 60.0, "all": 30.0}
     assert "bridge" not in summary
     assert summary["accuracy"]["all"] == 2.0
+
+
+def test_a_record_is_typed_and_a_mapping_of_its_line() -> None:
+    (found,) = make_records(Round(4, 9), FLEET[2:], {2: 24}, {2: Upload({}, {"trained.accuracy": 50.0})})
+    assert (found.round, found.client, found.kind, found.downlink_bytes) == (4, 2, "snn", 24)
+    assert found["trained.accuracy"] == found.metrics["trained.accuracy"] == 50.0
+    assert found == dict(found)
+    assert found != dict(found) | {"round": 5}
+    assert parse_record(dict(found) | {"of a later version": [1]})["of a later version"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"client": None}, "client must be a whole number"),
+        ({"client": True}, "client must be a whole number"),
+        ({"kind": 3}, "kind must be text"),
+        ({"uplink_bytes": 1.5}, "uplink_bytes must be a whole number"),
+        ({"trained.accuracy": "x"}, "trained.accuracy must be a number"),
+    ],
+)
+def test_a_wrong_entry_of_a_record_is_named(change: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        parse_record(record(0, 0, trained__accuracy=1.0) | change)

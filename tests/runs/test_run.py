@@ -4,6 +4,7 @@ from asfedbridge.report.tables import run_rows
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import apply_overrides
+from asfedbridge.runs.summary import parse_summary
 
 SMALL = {"fleet": "2*resnet18@0.125:ann,2*resnet18@0.125:snn", "train_per_class": 12, "test_per_class": 6}
 
@@ -27,6 +28,8 @@ def test_tables_say_that_a_run_was_judged_on_a_holdout() -> None:
         "method": "fml",
         "data": "digits",
         "seed": 1,
+        "rounds": 2,
+        "clients": [],
         "partition": "iid",
         "alpha": 0.1,
         "accuracy": {"all": 1.0},
@@ -36,5 +39,5 @@ def test_tables_say_that_a_run_was_judged_on_a_holdout() -> None:
         "payload_mb": 0.0,
         "wall_seconds": 1.0,
     }
-    assert run_rows([summary])[1][2] == "iid"
-    assert run_rows([summary | {"holdout": 0.2}])[1][2] == "iid, validation 0.2"
+    assert run_rows([parse_summary(summary)])[1][2] == "iid"
+    assert run_rows([parse_summary(summary | {"holdout": 0.2})])[1][2] == "iid, validation 0.2"

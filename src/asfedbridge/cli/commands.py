@@ -31,10 +31,10 @@ def resolve(words: Sequence[str]) -> Any:
 def command_run(args: argparse.Namespace) -> int:
     from asfedbridge.data.sources.registry import data_root
     from asfedbridge.report.progress import Progress
-    from asfedbridge.report.tables import check_summary, client_rows, render_text, run_rows
+    from asfedbridge.report.tables import client_rows, render_text, run_rows
     from asfedbridge.runs.api import default_folder
     from asfedbridge.runs.callback import make_callback
-    from asfedbridge.runs.folder import SUMMARY, read_spec
+    from asfedbridge.runs.folder import read_spec
     from asfedbridge.runs.recipes import quickstart
     from asfedbridge.runs.run import execute
 
@@ -68,11 +68,10 @@ def command_run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\ninterrupted; go on with: asfedbridge run --resume --out {out}", file=sys.stderr)
         return INTERRUPTED
-    check_summary(summary, out / SUMMARY)  # of a run that had ended before, it is read from the disk
     table = f"\n{render_text(client_rows(summary))}\n\n{render_text(run_rows([summary]))}\n\nrun folder: {out}"
     print(table, file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(json.dumps(summary))
+        print(json.dumps(summary.to_json()))
     return DONE
 
 
@@ -185,7 +184,11 @@ def command_report(args: argparse.Namespace) -> int:
     if args.compare and not compared:
         _tell("nothing to compare: no method has several seeds, and none has Standalone beside it on the same shards")
     if args.json:
-        print(json.dumps([one.to_table() for one in compared] if args.compare else list(found.values())))
+        print(
+            json.dumps(
+                [one.to_table() for one in compared] if args.compare else [one.to_json() for one in found.values()]
+            )
+        )
     elif compared or not args.compare:
         tables = [] if args.compare else [Titled("", run_rows(list(found.values())))]
         tables += [one.to_titled() for one in compared]

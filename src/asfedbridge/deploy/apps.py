@@ -53,6 +53,7 @@ from asfedbridge.runs.privacy import load_library
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import Setting, make_task, pick_device, play, prepare
 from asfedbridge.runs.spec import ON_NODES, Spec, from_table, restored
+from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.toml import read_toml
 
 NAME = "federation.json"  # in the run folder: what the run is called on the nodes
@@ -127,7 +128,7 @@ def read_specification(file: Path, config: Mapping[str, Any]) -> Spec:
     return from_table(restored(read_toml(file)), quickstart())
 
 
-def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def serve_run(spec: Spec, grid: Grid, config: Mapping[str, Any], callbacks: Sequence[Callback] = ()) -> Summary:
     """The server's side of a run, from its last checkpoint if there is one; returns the summary."""
     out = Path(config["out"]).absolute()
     check_network(spec)

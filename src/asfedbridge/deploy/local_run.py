@@ -16,6 +16,7 @@ from asfedbridge.engines.process import prepare_process
 from asfedbridge.runs.folder import RunFolder, read_summary
 from asfedbridge.runs.run import pick_device, prepare
 from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.summary import Summary
 
 PRELOAD = ("sklearn.datasets", "asfedbridge.deploy.apps", "asfedbridge.report.progress")
 ERRORS = {kind.__name__: kind for kind in (BadInput, CallbackFailed, Diverged, TooFewClients)}
@@ -24,7 +25,7 @@ Tell = Callable[[str], None]
 
 def execute(
     spec: Spec, out: Path, data_root: Path, tell: Tell, resume: bool = False, options: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> Summary:
     """Play the run in ``out`` to its end; ``options`` are entries of ``app_folder.CONFIG``."""
     out, data_root = out.absolute(), data_root.absolute()
     check_network(spec)

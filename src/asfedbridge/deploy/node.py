@@ -94,7 +94,7 @@ def _turn(message: Message, site: Site) -> RecordDict:
     safe = read_count(about, "safe", 0, MOST_ROUNDS, what)
     states = NodeStates(site.states, str(about.get("run")), info.id)
     with states.held(message.metadata.ttl / 2):
-        host = ClientHost(method, task, [info], [site.shard], site.device, capacity=1, folder=states.folder)
+        host = ClientHost(method, task, [info], [site.shard], device=site.device, capacity=1, folder=states.folder)
         states.go_to(host, rnd.index, since)
         upload = host.turn(info.id, down, rnd)
         if not rnd.closing:

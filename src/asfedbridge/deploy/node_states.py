@@ -4,7 +4,6 @@ The server may fall back to its last checkpoint and play a round again. So a nod
 a message names the round it is for, and the node goes to the state that belongs to it.
 """
 
-import fcntl
 import json
 import re
 import time
@@ -32,15 +31,11 @@ class NodeStates:
     def held(self, patience: float = 0.0) -> Iterator[None]:
         """By one turn at a time: an earlier one may still be at work when its server was killed or gave it up."""
         deadline = time.monotonic() + patience
-        with (self.folder / LOCK).open("a") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise BadInput(f"client {self.client} is still busy with an earlier turn") from None
-                    time.sleep(0.1)
+        while (lock := files.take_lock(self.folder / LOCK)) is None:
+            if time.monotonic() >= deadline:
+                raise BadInput(f"client {self.client} is still busy with an earlier turn")
+            time.sleep(0.1)
+        with lock:
             yield
 
     def go_to(self, host: ClientHost, round_index: int, since: int) -> None:

@@ -41,6 +41,7 @@ def save(
     server: Payload,
     engine: Engine,
     identity: Mapping[str, str],
+    *,
     seconds: float = 0.0,
     aside: Path | None = None,
     records: str = "",

@@ -1,8 +1,10 @@
 """Files that are either whole or not there, and tensor files that are what they were."""
 
+import fcntl
 import hashlib
 import os
 from pathlib import Path
+from typing import IO
 
 import safetensors
 import safetensors.numpy
@@ -25,6 +27,24 @@ def write_through(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def append_through(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def take_lock(path: Path) -> IO[str] | None:
+    """A lock that one process holds until it closes the file or ends, however it ends; None if another one has it."""
+    lock = path.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
 
 
 def sync_folder(path: Path) -> None:

@@ -51,6 +51,7 @@ class ClientHost:
         task: Task,
         infos: Sequence[ClientInfo],
         shards: Sequence[Shard],
+        *,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
         capacity: int = 0,

@@ -20,6 +20,7 @@ class LocalEngine:
         task: Task,
         infos: Sequence[ClientInfo],
         shards: Sequence[Shard],
+        *,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
         at_work: int = 0,
@@ -27,7 +28,17 @@ class LocalEngine:
         reader: Reader | None = None,
     ) -> None:
         self._infos = list(infos)
-        self.host = ClientHost(method, task, infos, shards, device, progress, at_work, folder, reader)
+        self.host = ClientHost(
+            method,
+            task,
+            infos,
+            shards,
+            device=device,
+            progress=progress,
+            capacity=at_work,
+            folder=folder,
+            reader=reader,
+        )
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "local", "workers": 1, "threads": torch.get_num_threads()}

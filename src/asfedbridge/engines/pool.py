@@ -1,7 +1,6 @@
 """Worker processes: every client lives in one of them, and only payloads cross. The same bits as the plain engine."""
 
 import heapq
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.plugins import FILES
 from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
 from asfedbridge.engines.host import Progress, Reader, owner, temporary_folder
-from asfedbridge.engines.process import deaf_to_ctrl_c, worker_context
+from asfedbridge.engines.process import count_cores, deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import IMPORTABLE, Assignment, serve
 from asfedbridge.models.registry import UNNAMED
@@ -37,7 +36,7 @@ def allot(
     As many workers as cores this process may use, but no more than clients at work in a round. One thread each for
     small backbones, an equal share of the cores for large ones: more threads than cores only wait for each other.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     workers = min(workers or min(cores, at_work), len(clients))
     if not threads:
         kinds = first_of_each(clients)
@@ -80,6 +79,7 @@ class PoolEngine:
         task: Task,
         infos: Sequence[ClientInfo],
         shards: Sequence[Shard],
+        *,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
         at_work: int = 0,

@@ -34,6 +34,11 @@ def prepare_process(threads: int = 0) -> None:
     keep_freed_memory()
 
 
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def keep_freed_memory() -> bool:
     """Have malloc reuse large blocks instead of giving them back to the system; True where that is possible.
 

@@ -77,8 +77,17 @@ def _start(connection: Connection, files: Sequence[str], tell: Progress | None) 
         raise BadInput(f"a worker process cannot import what the run is made of ({error}); {IMPORTABLE}") from None
     type(work.method).name = work.name
     register_unnamed(work.models)
-    own = (work.task, work.infos, work.shards, work.device, tell, work.capacity, work.folder, work.reader)
-    return ClientHost(work.method, *own)
+    return ClientHost(
+        work.method,
+        work.task,
+        work.infos,
+        work.shards,
+        device=work.device,
+        progress=tell,
+        capacity=work.capacity,
+        folder=work.folder,
+        reader=work.reader,
+    )
 
 
 def _answer(clients: ClientHost, header: dict[str, Any], tensors: Payload) -> tuple[dict[str, Any], Payload]:

@@ -18,7 +18,7 @@ from typing import Any
 from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.plugins import FILES, load_all
 from asfedbridge.core.protocol import Point
-from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.engines.process import count_cores, deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.paper.experiments import Cell
 from asfedbridge.runs.analyze import analyse, file_name, read_analysis
 from asfedbridge.runs.costs import read_costs, run_costs
@@ -27,6 +27,7 @@ from asfedbridge.runs.folder import read_rounds, read_summary
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import Spec, Table, from_table, to_table
+from asfedbridge.runs.summary import Summary
 
 CELLS = "cells"
 INTERRUPTED = 130
@@ -53,7 +54,7 @@ class Job:
     def label(self) -> str:
         return f"{self.folder.name} (seed {self.spec.seed})"
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> Summary | None:
         return read_summary(self.folder)
 
 
@@ -71,8 +72,7 @@ def plan(cells: Iterable[Cell], seeds: Sequence[int], out: Path) -> list[Job]:
 def choose_width(jobs: Sequence[Job], cuda: bool) -> int:
     """How many runs at once: one on a GPU or where a run takes all cores, else as many as cores."""
     threads = max((job.spec.threads for job in jobs), default=0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 if cuda or threads == 0 else max(1, cores // threads)
+    return 1 if cuda or threads == 0 else max(1, count_cores() // threads)
 
 
 def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path, str]:
@@ -111,7 +111,7 @@ def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path
 def _outcome(job: Job, code: int, failures: dict[Path, str]) -> str:
     summary = job.summary()
     if summary is not None:
-        return f"accuracy {summary['accuracy']['all']:.2f}"
+        return f"accuracy {summary.accuracy['all']:.2f}"
     failures[job.folder] = _last_line(job.log) or f"died (exit code {code})"
     return f"FAILED: {failures[job.folder]}"
 

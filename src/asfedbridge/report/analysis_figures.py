@@ -20,7 +20,7 @@ MEASURES = {
 def analyses(found: Table | None) -> list[Markup | None]:
     if found is None:
         return []
-    names = name_clients(found["clients"])
+    names = name_clients([(c["id"], c["kind"]) for c in found["clients"]])
     parts: list[Markup | None] = []
     for measure, (caption, ramp) in MEASURES.items():
         matrix = found[measure]["matrix"]

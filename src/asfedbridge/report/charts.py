@@ -1,9 +1,8 @@
 """Line charts as inline SVG: no script draws them, so that they are there on paper and without one too."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from asfedbridge.report.markup import Markup, join, show, tag
 from asfedbridge.report.palette import DASHES, MARKERS, Style
@@ -94,8 +93,9 @@ def figure(caption: str, picture: Markup, below: Markup | str = "", wide: bool =
     return tag("figure", tag("figcaption", caption), picture, below, class_="wide" if wide else None)
 
 
-def name_clients(clients: Sequence[dict[str, Any]]) -> list[str]:
-    return [f"{c['id']} {c['kind'].upper()}" for c in clients]
+def name_clients(clients: Iterable[tuple[int, str]]) -> list[str]:
+    """From ids and kinds."""
+    return [f"{id_} {kind.upper()}" for id_, kind in clients]
 
 
 def key_of(lines: Sequence[Line]) -> Markup:

@@ -12,8 +12,9 @@ from asfedbridge.core.protocol import METHODS
 from asfedbridge.methods import REFERENCE
 from asfedbridge.report.settings import METHOD, Fields, name_changes
 from asfedbridge.report.statistics import Scores, Series, difference_columns, group_title, order_groups, read_scores
-from asfedbridge.report.tables import Titled, run_rows
+from asfedbridge.report.tables import Titled, name_data, name_split
 from asfedbridge.runs.spec import later_fields
+from asfedbridge.runs.summary import Summary
 
 Table = dict[str, Any]
 ASIDE = ("seed", "checkpoint_every", "snapshot_every", "diagnose_every")  # runs that differ in these are pooled
@@ -23,7 +24,7 @@ IN_TITLE = ("data", "partition", "alpha", "holdout")
 class Entry(NamedTuple):
     """A finished run: its summary and its specification."""
 
-    summary: Table
+    summary: Summary
     fields: Fields
 
 
@@ -84,7 +85,7 @@ def _protocol(entry: Entry) -> str:
     summary = entry.summary
     known = [(key, summary.get(key)) for key in (*IN_TITLE, "rounds", "data_fingerprint")]
     # Only a run without a specification is known by its clients: where data are pooled they are not the fleet's.
-    clients = [(c["id"], c["kind"], c["model"], c["width"], c["T"]) for c in summary["clients"]]
+    clients = [(c.id, c.kind, c.model, c.width, c.T) for c in summary.clients]
     return repr([known, sorted(_shared(entry).items()) or clients])
 
 
@@ -108,11 +109,10 @@ def _titles(firsts: Sequence[Entry]) -> list[str]:
     changes = name_changes([{k: v for k, v in _shared(e).items() if k not in IN_TITLE} for e in firsts])
     titles = []
     for entry, change in zip(firsts, changes, strict=True):
-        _, data, split, *_ = run_rows([entry.summary])[1]
-        titles.append(", ".join(filter(None, (data, split, change))))
+        titles.append(", ".join(filter(None, (name_data(entry.summary), name_split(entry.summary), change))))
     alike = Counter(titles)
     return [
-        f"{title}, data {entry.summary.get('data_fingerprint') or 'unknown':.8}" if alike[title] > 1 else title
+        f"{title}, data {entry.summary.data_fingerprint or 'unknown':.8}" if alike[title] > 1 else title
         for title, entry in zip(titles, firsts, strict=True)
     ]
 
@@ -121,14 +121,14 @@ def _compare(title: str, entries: Sequence[Entry]) -> Comparison:
     """Every method is a row; one that occurs with several settings is a row for each."""
     settings: dict[str, dict[str, list[Entry]]] = {}
     for entry in entries:
-        settings.setdefault(entry.summary["method"], {}).setdefault(repr(_own(entry)), []).append(entry)
+        settings.setdefault(entry.summary.method, {}).setdefault(repr(_own(entry)), []).append(entry)
     methods: dict[str, Series] = {}
     for method, found in settings.items():
         changes = name_changes([_own(members[0]) for members in found.values()])
         for change, members in zip(changes, found.values(), strict=True):
             runs: dict[int, Scores] = {}
             for entry in members:
-                runs.setdefault(entry.summary["seed"], read_scores(entry.summary))
+                runs.setdefault(entry.summary.seed, read_scores(entry.summary))
             name = f"{method} ({change})" if change else method
             methods[name if name not in methods else f"{name} #{len(methods)}"] = Series(runs)
     repeated = len(entries) - sum(len(series.runs) for series in methods.values())

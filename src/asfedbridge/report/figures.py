@@ -70,10 +70,10 @@ def draw_figures(runs: Sequence[Run], folder: Path) -> int:
 
 
 def _plates(run: Run) -> Iterable[Plate]:
-    curves, clients = run.curves, run.summary["clients"]
+    curves, clients = run.curves, run.summary.clients
     if curves.groups:
         yield Plate("accuracy", ONE, 2.2, partial(_lines, _styled(curves.groups), "accuracy (%)"))
-        kinds = {c["id"]: c["kind"] for c in clients}
+        kinds = {c.id: c.kind for c in clients}
         some = sorted(curves.clients.items())[:MOST_CLIENTS]
         styles = of_clients([kinds[i] for i, _ in some])
         each = [(f"{i} {kinds[i].upper()}", style, p) for (i, p), style in zip(some, styles, strict=True)]
@@ -81,10 +81,12 @@ def _plates(run: Run) -> Iterable[Plate]:
     if curves.traffic:
         ways = [(d, GROUPS["ann" if d == "up" else "snn"], p) for d, p in curves.traffic.items()]
         yield Plate("communication", ONE, 2.2, partial(_lines, ways, "MB since the start"))
-    if clients and all(c.get("labels") for c in clients):
+    if clients and all(c.labels for c in clients):
         first = clients[:MOST_CLIENTS]
-        draw = partial(_cells, [c["labels"] for c in first], name_clients(first), "seq", "images", 0.0, None)
-        yield Plate("shards", ONE if len(first[0]["labels"]) <= 20 else TWO, 2.4, draw)
+        draw = partial(
+            _cells, [c.labels for c in first], name_clients([(c.id, c.kind) for c in first]), "seq", "images", 0.0, None
+        )
+        yield Plate("shards", ONE if len(first[0].labels) <= 20 else TWO, 2.4, draw)
     if run.course:
         named = {_label(key): _styled(blocks_by_round(run.course, key)) for key in MEASURES}
         for key, (label, course) in zip(MEASURES, named.items(), strict=True):
@@ -94,7 +96,7 @@ def _plates(run: Run) -> Iterable[Plate]:
         yield Plate("by-round", TWO, 1.9, partial(_by_round, panels), len(panels))
     if run.analysis is None:
         return
-    found, names = run.analysis, name_clients(run.analysis["clients"])
+    found, names = run.analysis, name_clients([(c["id"], c["kind"]) for c in run.analysis["clients"]])
     for key, (_, ramp) in MEASURES.items():
         low, high = (-1.0, 1.0) if ramp == "div" else (0.0, None if key == "mmd" else 1.0)
         yield Plate(key, ONE, 2.8, partial(_cells, found[key]["matrix"], names, ramp, _label(key), low, high))

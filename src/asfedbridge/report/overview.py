@@ -38,10 +38,10 @@ def comparison_rows(runs: Sequence[Run]) -> Rows:
     place = rows[0].index("all") + 1
     for row, run in zip(rows[1:], runs, strict=True):
         theirs = run.reported.get("all")
-        ours = run.summary["accuracy"].get("all")
+        ours = run.summary.accuracy.get("all")
         beside = ["-", "-"] if theirs is None or ours is None else [f"{theirs:.2f}", f"{ours - theirs:+.2f}"]
         row[place:place] = beside
-        row += [f"{run.summary.get(key, 0) / MB:.2f}" for key in ("uplink_bytes", "downlink_bytes")]
+        row += [f"{count / MB:.2f}" for count in (run.summary.uplink_bytes, run.summary.downlink_bytes)]
     rows[0][place:place] = ["paper all", "difference"]
     rows[0] += ["up MB", "down MB"]
     for row, text in zip(rows, ["setting", *describe_settings(runs)], strict=True):
@@ -60,7 +60,7 @@ def series_styles(runs: Sequence[Run]) -> tuple[list[str], dict[str, Style]]:
     splits = len({run.split for run in runs}) > 1
     names = []
     for run, setting in zip(runs, describe_settings(runs), strict=True):
-        words = [run.summary["method"], setting, run.split if splits else ""]
+        words = [run.summary.method, setting, run.split if splits else ""]
         names.append(", ".join(word for word in words if word))
     return names, {name: cycle(i) for i, name in enumerate(dict.fromkeys(names))}
 
@@ -68,7 +68,7 @@ def series_styles(runs: Sequence[Run]) -> tuple[list[str], dict[str, Style]]:
 def _curves(runs: Sequence[Run], most: int) -> Markup | None:
     names, styles = series_styles(runs)
     lines = [
-        Line(f"{name}, {run.data}, seed {run.summary['seed']}", thin(points, most), styles[name], f"run-{i}", g, name)
+        Line(f"{name}, {run.data}, seed {run.summary.seed}", thin(points, most), styles[name], f"run-{i}", g, name)
         for i, (run, name) in enumerate(zip(runs, names, strict=True))
         for g, points in run.curves.groups.items()
     ]

@@ -52,7 +52,7 @@ def render_page(runs: Sequence[Run], lead: Lead, unfinished: int = 0) -> str:
     count = f"{len(runs)} finished run{'s' * (len(runs) != 1)}"
     waiting = f", {unfinished} unfinished left out" if unfinished else ""
     only = runs[0] if len(runs) == 1 else None
-    title = lead.title or (f"{only.summary['method']} on {only.data}" if only else f"{len(runs)} runs compared")
+    title = lead.title or (f"{only.summary.method} on {only.data}" if only else f"{len(runs)} runs compared")
     body = join(
         tag(
             "header",
@@ -101,8 +101,8 @@ def _details(runs: Sequence[Run], most: int) -> tuple[list[Markup], int]:
         if size > BUDGET and sections:
             return sections, len(runs) - index
         summary = run.summary
-        words = f"{run.data}, {run.split}, seed {summary['seed']}, {summary['rounds']} rounds"
-        head = tag("summary", tag("h3", summary["method"]), tag("span", words, class_="quiet"))
+        words = f"{run.data}, {run.split}, seed {summary.seed}, {summary.played} rounds"
+        head = tag("summary", tag("h3", summary.method), tag("span", words, class_="quiet"))
         sections.append(
             tag("details", head, content, class_="run", id=f"run-{index}", open=index == 0 and len(runs) <= FEW)
         )
@@ -119,7 +119,7 @@ def _failures(failures: Sequence[str]) -> Markup | None:
 
 
 def _bounds(runs: Sequence[Run], most: int, left_out: int) -> str:
-    longest = max((run.summary["rounds"] for run in runs), default=0)
+    longest = max((run.summary.played for run in runs), default=0)
     words = [f"Curves have at most {most} points; the longest run has {longest} rounds."] if longest > most else []
     if left_out:
         words.append(f"Details of the last {left_out} runs are left out to keep the page small; name fewer folders.")

@@ -9,7 +9,7 @@ from typing import TextIO
 from asfedbridge.core.protocol import ClientInfo, Round
 from asfedbridge.data.partition import describe_partition
 from asfedbridge.runs.callback import Callback, Run
-from asfedbridge.runs.records import Record, group_means, ordered
+from asfedbridge.runs.records import Record, RoundRecord, group_means, ordered
 from asfedbridge.runs.spec import IN_PYTHON, ON_NODES
 
 
@@ -61,7 +61,7 @@ class Progress(Callback):
         self.stream.write("\r\x1b[2K" + status[: columns - 1])
         self.stream.flush()
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         means = group_means(records)
         point = "received" if rnd.closing else "trained"
         groups = "  ".join(f"{g} {v:6.2f}" for g, v in ordered(means.get(f"{point}.accuracy", {})).items())

@@ -11,12 +11,13 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
 from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
-from asfedbridge.report.tables import find_runs, run_rows
+from asfedbridge.report.tables import find_runs, name_data, name_split
 from asfedbridge.runs.analyze import FILE as ANALYSIS
 from asfedbridge.runs.analyze import FORMAT
 from asfedbridge.runs.diagnostics import read_course
 from asfedbridge.runs.folder import ENV, SPEC, SUMMARY, read_rounds, read_spec
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.summary import Summary
 
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
 Table = dict[str, Any]
@@ -30,7 +31,7 @@ ASIDE = (
 @dataclass(frozen=True)
 class Run:
     folder: Path
-    summary: Table
+    summary: Summary
     specification: str  # as TOML
     fields: Fields  # of the specification
     environment: Table
@@ -43,11 +44,11 @@ class Run:
 
     @property
     def split(self) -> str:
-        return run_rows([self.summary])[1][2]
+        return name_split(self.summary)
 
     @property
     def data(self) -> str:
-        return run_rows([self.summary])[1][1]
+        return name_data(self.summary)
 
 
 def gather(folders: Sequence[Path], reported: Mapping[Path, Mapping[str, float]] | None = None) -> list[Run]:
@@ -66,7 +67,7 @@ def describe_settings(runs: Sequence[Run]) -> list[str]:
     for of_method in (False, True):
         peers: dict[tuple[str, str], list[int]] = {}
         for i, run in enumerate(runs):
-            peers.setdefault((run.summary["data"], run.summary["method"] if of_method else ""), []).append(i)
+            peers.setdefault((run.summary.data, run.summary.method if of_method else ""), []).append(i)
         for places in peers.values():
             tables = [_described(runs[i].fields, of_method) for i in places]
             for i, change in zip(places, name_changes(tables), strict=True):
@@ -78,12 +79,12 @@ def _described(fields: Fields, of_method: bool) -> Fields:
     return {k: v for k, v in fields.items() if k not in ASIDE and k.startswith(METHOD) == of_method}
 
 
-def _read(folder: Path, summary: Table, reported: Mapping[str, float] | None) -> Run:
+def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) -> Run:
     file = folder / SPEC
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     try:
         fields = flatten(tomllib.loads(text))
-        curves = trace(read_rounds(folder), summary["point"], summary["rounds"])
+        curves = trace(read_rounds(folder), summary.point, summary.played)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
     place = None

@@ -64,14 +64,14 @@ def run_section(run: Run, most: int, drawn: dict[str, str]) -> Markup:
         traffic(run, most),
         *analyses(run.analysis),
     ]
-    notes = [tag("p", note, class_="note") for note in run.summary.get("notes", [])]
+    notes = [tag("p", note, class_="note") for note in run.summary.notes]
     facts = "; ".join(f"{key} {run.fields[key]}" for key in FACTS if run.fields.get(key))
     return join(
         tag("p", facts, class_="quiet") if facts else None,
         notes,
         tag("div", figures, class_="figures"),
         tag("h4", "Clients"),
-        _first(len(run.summary["clients"])),
+        _first(len(run.summary.clients)),
         table(client_rows(run.summary)[: MOST_CLIENTS + 1]),
         costs(run.costs),
         tag("h4", "Make it again"),
@@ -83,11 +83,11 @@ def run_section(run: Run, most: int, drawn: dict[str, str]) -> Markup:
 
 
 def accuracy_figures(run: Run, most: int) -> list[Markup | None]:
-    curves, point = run.curves, run.summary["point"]
+    curves, point = run.curves, run.summary.point
     lines = [Line(group_name(g), thin(p, most), GROUPS.get(g, cycle(5))) for g, p in curves.groups.items()]
     if curves.bridge:
         lines.append(Line("Bridge", thin(curves.bridge, most), GROUPS["bridge"]))
-    kinds = {c["id"]: c["kind"] for c in run.summary["clients"]}
+    kinds = {c.id: c.kind for c in run.summary.clients}
     some = sorted(curves.clients.items())[:MOST_CLIENTS]
     ours = [
         Line(f"client {client}, {kinds[client].upper()}", thin(points, most), style)
@@ -103,11 +103,13 @@ def accuracy_figures(run: Run, most: int) -> list[Markup | None]:
 
 def shards(run: Run, drawn: dict[str, str]) -> Markup | None:
     """Runs on the same shards share one picture."""
-    clients = run.summary["clients"][:MOST_CLIENTS]
-    if not all(c.get("labels") for c in clients):
+    clients = run.summary.clients[:MOST_CLIENTS]
+    if not all(c.labels for c in clients):
         return None  # a run of an earlier version
     picture = shard_picture(
-        [c["labels"] for c in clients], name_clients(clients), "training images by client and class"
+        [c.labels for c in clients],
+        name_clients([(c.id, c.kind) for c in clients]),
+        "training images by client and class",
     )
     name = drawn.get(picture)
     if name is None:
@@ -121,8 +123,8 @@ def shards(run: Run, drawn: dict[str, str]) -> Markup | None:
 def traffic(run: Run, most: int) -> Markup | None:
     styles = {"up": GROUPS["ann"], "down": GROUPS["snn"]}
     lines = [Line(d, thin(p, most), styles[d]) for d, p in run.curves.traffic.items()]
-    total = {d: run.summary[f"{d}link_bytes"] / MB for d in lines and ("up", "down")}
-    words = ", ".join(f"{v:,.2f} {d}" for d, v in total.items())
+    up, down = run.summary.uplink_bytes / MB, run.summary.downlink_bytes / MB
+    words = f"{up:,.2f} up, {down:,.2f} down"
     return figure(
         f"Communication: MB since the start, all clients ({words})",
         line_chart(lines, "rounds", "megabytes up and down"),
@@ -171,14 +173,14 @@ def _folded(title: str, content: Markup) -> Markup:
 
 def paper_rows(run: Run) -> Rows:
     """The run's accuracies by group, the paper's beside them where it has this cell."""
-    ours, theirs = run.summary["accuracy"], run.reported
+    ours, theirs = run.summary.accuracy, run.reported
     groups = [*ours, *(g for g in theirs if g not in ours)]
     rows = [["", *map(group_name, groups)], ["this run", *(decimals(ours.get(g)) for g in groups)]]
     if theirs:
         rows.append(["paper", *(decimals(theirs.get(g)) for g in groups)])
         both = [(ours.get(g), theirs.get(g)) for g in groups]
         rows.append(["difference", *("-" if a is None or b is None else f"{a - b:+.2f}" for a, b in both)])
-    for key, name in {"best": "best round", **{c.key: c.about for c in table_columns().values()}}.items():
-        if means := run.summary.get(key):
-            rows.append([name, *(decimals(means.get(g)) for g in groups)])
+    beside = {"best round": run.summary.best}
+    beside |= {column.about: run.summary.added.get(key) for key, column in table_columns().items()}
+    rows += [[name, *(decimals(means.get(g)) for g in groups)] for name, means in beside.items() if means]
     return rows

@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.protocol import Column, table_columns
+from asfedbridge.runs.summary import Summary
 
 CONFIDENCE = 0.95
 Shards = tuple[tuple[int, str, int, int], ...]
@@ -54,18 +55,18 @@ class Scores:
         return self.shards == other.shards and (not known or self.partition == other.partition)
 
 
-def read_scores(summary: Mapping[str, Any], point: str | None = None) -> Scores:
+def read_scores(summary: Summary, point: str | None = None) -> Scores:
     """A run's accuracies where its method is judged, or at another evaluation point (then of groups only)."""
-    shards = tuple((c["id"], c["kind"], c["train"], c["test"]) for c in summary["clients"])
+    shards = tuple((c.id, c.kind, c.train, c.test) for c in summary.clients)
     if point is not None:
-        return Scores(summary.get("points", {}).get(point, {}), {}, shards, summary.get("partition_digest", ""))
+        return Scores(summary.points.get(point, {}), {}, shards, summary.partition_digest)
     clients: dict[str, dict[int, float]] = {}
-    for c in summary["clients"]:
-        if c["accuracy"] is not None:  # None: never drawn
-            for group in (c["kind"], "all"):
-                clients.setdefault(group, {})[c["id"]] = c["accuracy"]
-    shared = {key: summary[key]["all"] for key in _added() if "all" in summary.get(key, {})}
-    return Scores({**summary["accuracy"], **shared}, clients, shards, summary.get("partition_digest", ""))
+    for c in summary.clients:
+        if c.accuracy is not None:  # None: never drawn
+            for group in (c.kind, "all"):
+                clients.setdefault(group, {})[c.id] = c.accuracy
+    shared = {key: means["all"] for key, means in summary.added.items() if key in _added() and "all" in means}
+    return Scores({**summary.accuracy, **shared}, clients, shards, summary.partition_digest)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import table_columns
 from asfedbridge.data.partition import describe_partition
-from asfedbridge.report.statistics import group_title, read_scores
-from asfedbridge.runs.folder import read_summary
+from asfedbridge.report.statistics import group_title
+from asfedbridge.runs.folder import SUMMARY, read_summary
+from asfedbridge.runs.spec import IN_PYTHON, ON_NODES
+from asfedbridge.runs.summary import Summary
 
 Rows = list[list[str]]
 
@@ -44,80 +46,72 @@ def render_titled(table: Titled, markdown: bool) -> str:
     return "\n\n".join(filter(None, (title, (render_markdown if markdown else render_text)(table.rows), table.note)))
 
 
-def run_rows(summaries: Sequence[dict[str, Any]]) -> Rows:
+def run_rows(summaries: Sequence[Summary]) -> Rows:
     """One row per run: group accuracies at the end, at the point the method is judged at."""
-    groups = sorted({g for s in summaries for g in s["accuracy"]}, key=lambda g: (g == "all", g))
+    groups = sorted({g for s in summaries for g in s.accuracy}, key=lambda g: (g == "all", g))
     head = ["method", "data", "split", "seed", *(g.upper() if g != "all" else "all" for g in groups)]
-    found = [column for column in table_columns().values() if any(column.key in s for s in summaries)]
+    found = [column for column in table_columns().values() if any(column.key in s.added for s in summaries)]
     shown = [(column, group) for column in found for group in (groups if column.by_kind else ["all"])]
     beside = [f"{column.title} {group_title(group)}" if column.by_kind else column.title for column, group in shown]
     rows = [[*head, "best all", *beside, "point", "BN", "payload MB", "minutes"]]
     for s in summaries:
-        own = s["partition"] in ("nodes", "python")
-        split = "their own" if own else describe_partition(s["partition"], s["alpha"], "Dir")
-        split += f", validation {s['holdout']:g}" if s.get("holdout") else ""
         rows.append(
             [
-                s["method"],
-                _short(s["data"]),
-                split,
-                str(s["seed"]),
-                *(decimals(s["accuracy"].get(g)) for g in groups),
-                decimals((s["best"] or {}).get("all")),
-                *(decimals(s.get(column.key, {}).get(group)) for column, group in shown),
-                s["point"],
-                s["bn_buffers"],
-                f"{s['payload_mb']:.2f}",
-                f"{s['wall_seconds'] / 60:.1f}",
+                s.method,
+                name_data(s),
+                name_split(s),
+                str(s.seed),
+                *(decimals(s.accuracy.get(g)) for g in groups),
+                decimals((s.best or {}).get("all")),
+                *(decimals(s.added.get(column.key, {}).get(group)) for column, group in shown),
+                s.point,
+                s.bn_buffers,
+                f"{s.payload_mb:.2f}",
+                f"{s.wall_seconds / 60:.1f}",
             ]
         )
     return rows
 
 
-def client_rows(summary: dict[str, Any]) -> Rows:
+def client_rows(summary: Summary) -> Rows:
     rows = [["client", "kind", "model", "train", "test", "accuracy"]]
-    for c in summary["clients"]:
-        option = {"snn": f" T={c['T']}", "qnn": f" b={c.get('bits')}"}.get(c["kind"], "")
-        model = f"{c['model']}@{c['width']:g}{option}"
-        rows.append([str(c["id"]), c["kind"], model, str(c["train"]), str(c["test"]), decimals(c["accuracy"])])
+    for c in summary.clients:
+        option = {"snn": f" T={c.T}", "qnn": f" b={c.bits}"}.get(c.kind, "")
+        model = f"{c.model}@{c.width:g}{option}"
+        rows.append([str(c.id), c.kind, model, str(c.train), str(c.test), decimals(c.accuracy)])
     return rows
 
 
-def find_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
+def name_split(summary: Summary) -> str:
+    """How the data are split, and what clients are judged on if not the test images."""
+    own = summary.partition in (IN_PYTHON, ON_NODES)
+    split = "their own" if own else describe_partition(summary.partition, summary.alpha, "Dir")
+    return split + (f", validation {summary.holdout:g}" if summary.holdout else "")
+
+
+def find_summaries(folders: Sequence[Path]) -> list[Summary]:
     """Summaries of all finished runs in these folders and below them, in order of path."""
     return list(find_runs(folders).values())
 
 
-def find_runs(folders: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+def find_runs(folders: Sequence[Path]) -> dict[Path, Summary]:
     """The same, by run folder; a run that is found twice is there once."""
-    found: dict[Path, dict[str, Any]] = {}
+    found: dict[Path, Summary] = {}
     for folder in folders:
         if not folder.is_dir():
             raise BadInput(f"{folder}: there is no such folder")
-        for file in sorted(folder.rglob("summary.json")):
-            summary = read_summary(file.parent) or {}
-            check_summary(summary, file)
-            found.setdefault(file.parent, summary)
+        for file in sorted(folder.rglob(SUMMARY)):
+            if file.parent not in found and (summary := read_summary(file.parent)):
+                found[file.parent] = summary
     if not found:
         raise BadInput(f"{', '.join(map(str, folders))}: no finished run here (no summary.json)")
     return found
 
 
-def check_summary(summary: dict[str, Any], file: Path) -> None:
-    """BadInput if tables cannot be made of it."""
-    try:
-        run_rows([summary])
-        client_rows(summary)
-        read_scores(summary)
-        f"{summary['seed']:d}"
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
-        raise BadInput(f"{file}: is not the summary of a run; restore it, or remove it") from None
-
-
-def _short(data: str) -> str:
+def name_data(summary: Summary) -> str:
     """npz:cifar10.npz for npz:some/long/way/cifar10.npz."""
-    kind, colon, path = data.partition(":")
-    return f"{kind}{colon}{Path(path).name}" if path else data
+    kind, colon, path = summary.data.partition(":")
+    return f"{kind}{colon}{Path(path).name}" if path else summary.data
 
 
 def decimals(value: float | None, digits: int = 2) -> str:

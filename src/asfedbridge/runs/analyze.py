@@ -24,9 +24,10 @@ from asfedbridge.engines.process import prepare_process
 from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
 from asfedbridge.runs.rebuild import Portrait, Table, Tell, portray
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.records import accuracies_after, rounds_played
+from asfedbridge.runs.records import accuracies_after
 from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.summary import Summary
 
 FORMAT = 2  # 1 had a probe set that was not balanced
 FILE = "analysis.json"
@@ -39,7 +40,7 @@ class Study:
 
     folder: Path
     spec: Spec
-    summary: Table
+    summary: Summary
     clients: list[ClientInfo]
     images: int
     fingerprint: str
@@ -88,12 +89,12 @@ def read_analysis(folder: Path, name: str = FILE) -> Table | None:
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
-def study(folder: Path, spec: Spec, summary: Table, data_root: Path, tell: Tell, point: Point | None = None) -> Study:
+def study(folder: Path, spec: Spec, summary: Summary, data_root: Path, tell: Tell, point: Point | None = None) -> Study:
     point = point or spec.method.reports
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
     identity = setting.identity(spec)
-    last = read_last(folder, rounds_played(summary), identity)
+    last = read_last(folder, summary.played, identity)
     chosen = choose_clients(setting.clients)
     states = folder / CHECKPOINT / checkpoint.CLIENTS
     final = portray(spec, setting, chosen, last, states, point, tell, f"{folder}", closing=True)
@@ -124,7 +125,7 @@ def correlations(results: Sequence[Table]) -> list[Table]:
     return tables
 
 
-def open_run(folder: Path) -> tuple[Spec, Table]:
+def open_run(folder: Path) -> tuple[Spec, Summary]:
     """Specification and summary of a finished run whose clients are in its folder."""
     spec = read_spec(folder, quickstart())
     if spec is None:
@@ -132,7 +133,7 @@ def open_run(folder: Path) -> tuple[Spec, Table]:
     summary = read_summary(folder)
     if summary is None:
         raise BadInput(f"{folder}: the run has not ended; finish it with asfedbridge run --resume --out {folder}")
-    if summary.get("engine") == "flower":
+    if summary.engine == "flower":
         raise BadInput(
             f"{folder}: a run of engine flower, whose clients are on their nodes; "
             f"give a run of engine local or pool (the same specification gives the same bits)"
@@ -183,7 +184,7 @@ def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
         "data_fingerprint": one.fingerprint,
         "point": one.point,
         "probe_images": one.images,
-        "reported": summary["accuracy"]["all"],
+        "reported": summary.accuracy["all"],
         "reproduced": all(c["accuracy"] == c["reported"] for c in clients if c["reported"] is not None),
         "clients": clients,
         **_measures(one.final, kinds, bandwidth, pooled),

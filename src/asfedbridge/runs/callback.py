@@ -14,8 +14,9 @@ from asfedbridge.core.errors import BadInput, CallbackFailed, nearest
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.protocol import ClientInfo, Round, Upload
 from asfedbridge.engines.failures import Event
-from asfedbridge.runs.records import Record, event_records
+from asfedbridge.runs.records import Record, RoundRecord, event_records
 from asfedbridge.runs.spec import Spec
+from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.toml import parse_assignment
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Run:
     path: Path  # the run folder
     next_round: int = 0  # the round this process begins with; above 0 when the run is resumed
     played: int = 0  # rounds so far, without the closing visit
-    records: list[Record] = field(default_factory=list)  # one per client and round, of all rounds so far
+    records: list[RoundRecord] = field(default_factory=list)  # one per client and round, of all rounds so far
     participants: Sequence[ClientInfo] = ()  # of the last round: the clients that delivered
     uploads: Mapping[int, Upload] = field(default_factory=dict)  # of the last round, by client
     server: Payload = field(default_factory=dict)  # the server's state after the last round
@@ -65,13 +66,13 @@ class Callback:
     ) -> None:
         """A client has finished an epoch of a training stage. Not called on the engine ``flower``."""
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         """A round is recorded and, if one was due, its checkpoint is written. ``rnd.closing``: the closing visit."""
 
     def on_event(self, run: Run, event: Record) -> None:
         """Something happened to a client behind a network: ``round``, ``event``, ``client`` and ``reason``."""
 
-    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def on_run_end(self, run: Run, summary: Summary) -> None:
         """The run is complete and ``summary.json`` is written."""
 
     def on_failure(self, run: Run, error: BaseException) -> None:
@@ -101,14 +102,14 @@ class CallbackList:
     def epoch(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]) -> None:
         self._call("on_epoch_end", self.run, client, stage, epoch, epochs, losses)
 
-    def round(self, rnd: Round, records: Sequence[Record]) -> None:
+    def round(self, rnd: Round, records: Sequence[RoundRecord]) -> None:
         self._call("on_round_end", self.run, rnd, records)
 
     def event(self, rnd: Round, event: Event) -> None:
         for record in event_records(rnd, [event]):
             self._call("on_event", self.run, record)
 
-    def end(self, summary: Mapping[str, Any]) -> None:
+    def end(self, summary: Summary) -> None:
         self._call("on_run_end", self.run, summary)
         self.check()
 

@@ -19,7 +19,6 @@ from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import CHECKPOINT
 from asfedbridge.runs.rebuild import rebuild
 from asfedbridge.runs.recipes import paper
-from asfedbridge.runs.records import rounds_played
 from asfedbridge.runs.run import Setting, prepare
 from asfedbridge.runs.spec import Spec
 
@@ -57,7 +56,7 @@ def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[Client
     spec, summary = open_run(path)
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
-    last = read_last(path, rounds_played(summary), setting.identity(spec))
+    last = read_last(path, summary.played, setting.identity(spec))
     states = path / CHECKPOINT / checkpoint.CLIENTS
     spiking = [c for c in setting.clients if c.kind == "snn" and c.test_size]
     found: dict[ClientInfo, list[tuple[dict[str, Firing], int]]] = {}

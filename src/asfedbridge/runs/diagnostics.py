@@ -20,5 +20,5 @@ def read_course(folder: Path) -> list[dict[str, Any]]:
     course = []
     for line in lines:
         played = line["round"] + 1
-        course.append(line | {"round": played, "point": "trained", "accuracy": accuracies_after(records, played)})
+        course.append({**line, "round": played, "point": "trained", "accuracy": accuracies_after(records, played)})
     return course

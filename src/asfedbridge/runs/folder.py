@@ -1,14 +1,13 @@
 """The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, tensorboard/ and, where asked for,
 snapshots/ and diagnostics.jsonl."""
 
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,9 +17,11 @@ import torch
 import asfedbridge
 from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
-from asfedbridge.engines.files import write_atomic
-from asfedbridge.runs.records import Record
+from asfedbridge.engines.files import append_through, take_lock, write_atomic
+from asfedbridge.runs.json_table import read_table
+from asfedbridge.runs.records import Record, RoundRecord, parse_record
 from asfedbridge.runs.spec import Spec, from_table, restored
+from asfedbridge.runs.summary import Summary, parse_summary
 from asfedbridge.runs.toml import read_toml, write_toml
 
 SPEC, ENV, ROUNDS, SUMMARY, LOCK = "spec.toml", "env.json", "rounds.jsonl", "summary.json", ".lock"
@@ -59,19 +60,21 @@ class RunFolder:
     def snapshots(self) -> Path:
         return self.path / SNAPSHOTS
 
-    def begin(self, next_round: int, sha256: str = "") -> list[Record]:
+    def begin(self, next_round: int, sha256: str = "") -> list[RoundRecord]:
         """Drop records of rounds that will be played again; return those of the other rounds, without events.
 
         ``sha256`` is that of the records that stay, as a checkpoint remembers it.
         """
-        kept = [r for r in _read_lines(self.path / ROUNDS) if r["round"] < next_round]
+        numbered = [(n, r) for n, r in enumerate(_read_lines(self.path / ROUNDS), 1) if r["round"] < next_round]
+        kept = [r for _, r in numbered]
         if sha256 and hashlib.sha256(_lines(kept)).hexdigest() != sha256:
             raise BadInput(
                 f"{self.path / ROUNDS}: is not what it was after round {next_round - 1}; "
                 f"restore it, or start again in another out"
             )
+        records = _parse_rounds(self.path / ROUNDS, numbered)
         write_atomic(self.path / ROUNDS, _lines(kept))
-        return [r for r in kept if "event" not in r]
+        return records
 
     def records_sha256(self) -> str:
         """Of all records so far: what `begin` asks for."""
@@ -79,7 +82,7 @@ class RunFolder:
 
     def add_records(self, records: Sequence[Record]) -> None:
         """Of a round, or of events."""
-        _append(self.path / ROUNDS, _lines(records))
+        append_through(self.path / ROUNDS, _lines(records))
 
     def begin_diagnostics(self, done: Sequence[int]) -> list[Record]:
         """Cut the diagnostics back to the rounds that are ``done``; every one of them must be there."""
@@ -94,7 +97,7 @@ class RunFolder:
         return kept
 
     def add_diagnosis(self, line: Record) -> None:
-        _append(self.path / DIAGNOSTICS, _lines([line]))
+        append_through(self.path / DIAGNOSTICS, _lines([line]))
 
     def add_release(self, clients: Sequence[int]) -> None:
         """Note whose updates are in an aggregate that is about to be sent out with noise.
@@ -102,21 +105,19 @@ class RunFolder:
         Never cut back: what is played again after a crash is sent out again, with other noise, and counts again.
         """
         # On a line of its own, whatever a crash left there.
-        _append(self.path / RELEASES, b"\n" + json.dumps(clients).encode() + b"\n")
+        append_through(self.path / RELEASES, b"\n" + json.dumps(clients).encode() + b"\n")
 
     def hand_over(self) -> None:
         """Let another process have the folder."""
         self._lock.close()
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2).encode())
+    def write_summary(self, summary: Summary) -> None:
+        write_atomic(self.path / SUMMARY, json.dumps(summary.to_json(), indent=2).encode())
 
     def _take_lock(self) -> IO[str]:
-        lock = (self.path / LOCK).open("a")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"out={self.path}: another process is running in this folder; wait or stop it") from None
+        lock = take_lock(self.path / LOCK)
+        if lock is None:
+            raise BadInput(f"out={self.path}: another process is running in this folder; wait or stop it")
         return lock
 
 
@@ -129,18 +130,29 @@ def read_spec(path: Path, base: Spec) -> Spec | None:
     return from_table(restored(read_toml(file)), base) if file.exists() else None
 
 
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None if the run has not ended."""
-    file = path / SUMMARY
-    try:
-        return dict(json.loads(file.read_bytes())) if file.exists() else None
-    except (ValueError, TypeError):
-        raise BadInput(f"{file}: is not a JSON object; delete it and run again with resume=True") from None
+def read_summary(path: Path) -> Summary | None:
+    """The summary of a finished run; None if the run has not ended. BadInput names an entry that is wrong."""
+    found = read_table(path / SUMMARY, "delete it and run again with resume=True")
+    return None if found is None else parse_summary(found, path / SUMMARY)
 
 
-def read_rounds(path: Path) -> list[Record]:
+def read_rounds(path: Path) -> list[RoundRecord]:
     """What every client did in every round."""
-    return [r for r in _read_lines(path / ROUNDS) if "event" not in r]
+    return _parse_rounds(path / ROUNDS, enumerate(_read_lines(path / ROUNDS), 1))
+
+
+def _parse_rounds(file: Path, numbered: Iterable[tuple[int, Record]]) -> list[RoundRecord]:
+    """The records among numbered lines, without events."""
+    found = []
+    for number, line in numbered:
+        try:
+            if "event" not in line:
+                found.append(parse_record(line))
+        except ValueError as error:
+            raise BadInput(
+                f"{file}: line {number} is damaged: {error}; restore the file, or remove what is not whole"
+            ) from None
+    return found
 
 
 def read_events(path: Path) -> list[Record]:
@@ -220,12 +232,5 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _append(file: Path, content: bytes) -> None:
-    with file.open("ab") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def _lines(records: Iterable[Record]) -> bytes:
-    return b"".join(json.dumps(r).encode() + b"\n" for r in records)
+    return b"".join(json.dumps(dict(r)).encode() + b"\n" for r in records)

@@ -98,7 +98,9 @@ def rebuild(
     ``closing``: the run ended with this checkpoint, before its last round if it was stopped early.
     """
     device = pick_device(spec.device if spec.device == "cpu" else "auto")  # a run from elsewhere may be looked at here
-    host = ClientHost(spec.method, setting.task, setting.clients, setting.shards, device, capacity=1, folder=states)
+    host = ClientHost(
+        spec.method, setting.task, setting.clients, setting.shards, device=device, capacity=1, folder=states
+    )
     host.restore(found.states)
     rnd = Round(found.next_round, found.next_round if closing else spec.rounds)
     for info in clients:

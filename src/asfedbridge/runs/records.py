@@ -1,31 +1,76 @@
 """Records: one per client and round, and the means that tables show."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from asfedbridge.core import payload
 from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
 from asfedbridge.engines.failures import Event
 
-Record = dict[str, Any]
+Record = Mapping[str, Any]
 IDENTITY = ("round", "client", "width")  # numbers of a record that say whose it is
+
+
+@dataclass(frozen=True, eq=False)
+class RoundRecord(Mapping[str, Any]):
+    """What a client did in a round; the closing visit is the round after the last.
+
+    It is also a mapping of the entries of its line in ``rounds.jsonl``: ``record["trained.accuracy"]``.
+    """
+
+    round: int
+    client: int
+    kind: str
+    uplink_bytes: int
+    downlink_bytes: int
+    entries: Mapping[str, Any] = field(repr=False)  # all of the line
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers that the round produced: losses, accuracies, bytes, seconds."""
+        return client_scalars(self.entries)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
+    """A record from its line; ValueError names the entry that is wrong."""
+    kinds = {"round": int, "client": int, "kind": str, "uplink_bytes": int, "downlink_bytes": int}
+    found = {"uplink_bytes": 0, "downlink_bytes": 0} | {k: entries[k] for k in kinds if k in entries}
+    for name, kind in kinds.items():
+        if type(found.get(name)) is not kind:
+            raise ValueError(f"{name} must be {'text' if kind is str else 'a whole number'}")
+    for name, value in entries.items():
+        if name.endswith((".accuracy", ".loss")) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name[:40]} must be a number")
+    return RoundRecord(**found, entries=entries)
 
 
 def make_records(
     rnd: Round, clients: Sequence[ClientInfo], sent: Mapping[int, int], ups: Mapping[int, Upload]
-) -> list[Record]:
-    """What each participant did in a round, ``sent`` bytes before it; the closing visit is the round after the last."""
+) -> list[RoundRecord]:
+    """What each participant did in a round, ``sent`` bytes before it."""
     return [
-        {
-            "round": rnd.index,
-            "client": c.id,
-            "kind": c.kind,
-            "model": c.model,
-            "width": c.width,
-            "downlink_bytes": sent[c.id],
-            "uplink_bytes": payload.size_in_bytes(ups[c.id].payload),
-            **ups[c.id].metrics,
-        }
+        parse_record(
+            {
+                "round": rnd.index,
+                "client": c.id,
+                "kind": c.kind,
+                "model": c.model,
+                "width": c.width,
+                "downlink_bytes": sent[c.id],
+                "uplink_bytes": payload.size_in_bytes(ups[c.id].payload),
+                **ups[c.id].metrics,
+            }
+        )
         for c in clients
     ]
 
@@ -71,7 +116,10 @@ def accuracies_after(records: Sequence[Record], played: int) -> dict[Point, dict
 def summarise(
     method: Method, clients: Sequence[ClientInfo], records: Sequence[Record], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of summary.json. Accuracies are of the last round, at the point the method is judged at."""
+    """The content of summary.json, which ``parse_summary`` reads.
+
+    Accuracies are of the last round, at the point the method is judged at.
+    """
     point = method.reports
     key = f"{point}.accuracy"
     newest = {r["client"]: r for r in records if key in r}
@@ -108,11 +156,6 @@ def summarise(
         "uplink_bytes": sum(r["uplink_bytes"] for r in records),
         "downlink_bytes": sum(r["downlink_bytes"] for r in records),
     }
-
-
-def rounds_played(summary: Mapping[str, Any]) -> int:
-    """Fewer than the specification has if the run was stopped early."""
-    return int(summary.get("stopped_early", summary)["rounds"])
 
 
 def ordered(means: Mapping[str, float]) -> dict[str, float]:

@@ -38,10 +38,11 @@ from asfedbridge.runs.callbacks.privacy_ledger import PrivacyLedger
 from asfedbridge.runs.callbacks.recorder import Recorder
 from asfedbridge.runs.callbacks.tensorboard import TensorBoard
 from asfedbridge.runs.fleet import one_of_each, parse_fleet
-from asfedbridge.runs.folder import RunFolder, read_events, read_releases, read_summary
+from asfedbridge.runs.folder import SUMMARY, RunFolder, read_events, read_releases, read_summary
 from asfedbridge.runs.privacy import load_library, summarise_privacy
 from asfedbridge.runs.records import make_records, summarise
 from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec, check_device
+from asfedbridge.runs.summary import FORMAT, Summary, parse_summary
 
 PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
 
@@ -140,7 +141,7 @@ def execute(
     engine: str = "local",
     workers: int = 0,
     setting: Setting | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
 
     ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. ``setting``
@@ -185,11 +186,12 @@ def make_engine(
 ) -> LocalEngine | PoolEngine:
     at_work = count_at_work(len(setting.clients), spec.participation)
     states = folder.checkpoints / checkpoint.CLIENTS
-    common = (spec.method, setting.task, setting.clients, setting.shards, device, progress, at_work, states)
+    who = (spec.method, setting.task, setting.clients, setting.shards)
     reader = Reading(setting.probe) if spec.diagnose_every else None
+    options: dict[str, Any] = {"device": device, "progress": progress, "at_work": at_work, "folder": states}
     if name == "pool":
-        return PoolEngine(*common, workers=workers, threads=spec.threads, reader=reader)
-    return LocalEngine(*common, reader=reader)
+        return PoolEngine(*who, **options, reader=reader, workers=workers, threads=spec.threads)
+    return LocalEngine(*who, **options, reader=reader)
 
 
 def play(
@@ -201,7 +203,7 @@ def play(
     tolerance: Tolerance | None = None,
     early: Sequence[Event] = (),
     diagnose: Diagnose | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
 
     ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
@@ -225,7 +227,7 @@ def _play(
     tolerance: Tolerance | None,
     early: Sequence[Event],
     diagnose: Diagnose | None,
-) -> dict[str, Any]:
+) -> Summary:
     method, task = spec.method, setting.task
     private = method.mechanism
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
@@ -262,11 +264,12 @@ def _play(
 
     rounds = start if start and run.stopped else None  # stopped before it was interrupted
     federate(method, task, engine, after_round, spec.participation, start, server, tolerance, rounds)
-    summary = summarise(
+    entries = summarise(
         method,
         engine.clients(),
         run.records,
         {
+            "format": FORMAT,
             "method": method.name,
             "data": spec.data,
             "seed": spec.seed,
@@ -287,8 +290,9 @@ def _play(
             "wall_seconds": time.perf_counter() - begin,
         },
     )
-    for entry, shard in zip(summary["clients"], setting.shards, strict=bool(setting.shards)):
+    for entry, shard in zip(entries["clients"], setting.shards, strict=bool(setting.shards)):
         entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
+    summary = parse_summary(entries, folder.path / SUMMARY)
     folder.write_summary(summary)
     callbacks.end(summary)
     return summary

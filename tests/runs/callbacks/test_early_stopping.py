@@ -23,7 +23,7 @@ def records(index: int, *values: float | None, key: str = "trained.accuracy") ->
 def stopped_after(stopping: EarlyStopping, spec: Any, rounds: list[list[dict[str, Any]]], resumed: int = 0) -> int:
     """The number of rounds played; ``resumed``: how many of them were played by an earlier process."""
     run = Run(spec, None, Path("run"), resumed)  # type: ignore[arg-type]
-    run.records = [r for played in rounds[:resumed] for r in played]
+    run.records = [r for played in rounds[:resumed] for r in played]  # type: ignore[misc]
     stopping.on_run_begin(run)
     for index, played in enumerate(rounds[resumed:], start=resumed):
         if run.stopped:

@@ -60,7 +60,7 @@ def test_a_resumed_run_has_every_round_once(make_spec: Make, out: Path) -> None:
 def test_of_a_large_fleet_only_means(make_spec: Make, out: Path, clients: int) -> None:
     run, board = begin(make_spec, out, clients), TensorBoard()
     board.on_run_begin(run)
-    board.on_round_end(run, Round(0, 1), [entry(0, i, loss=1.0) for i in range(clients)])
+    board.on_round_end(run, Round(0, 1), [entry(0, i, loss=1.0) for i in range(clients)])  # type: ignore[misc]
     own = [tag for tag in read(out).Tags()["scalars"] if tag.startswith("client/")]
     assert len(own) == (clients if clients <= MAX_CLIENTS else 0)
 

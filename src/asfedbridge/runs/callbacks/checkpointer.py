@@ -8,7 +8,7 @@ from asfedbridge.engines import checkpoint
 from asfedbridge.engines.loop import Engine
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import RunFolder
-from asfedbridge.runs.records import Record
+from asfedbridge.runs.records import RoundRecord
 
 
 class Checkpointer(Callback):
@@ -21,7 +21,7 @@ class Checkpointer(Callback):
         self._folder, self._engine, self._identity, self._began = folder, engine, identity, began
         self._saved = 0  # the round that the newest checkpoint of this process leads to
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         played, spec = rnd.index + 1, run.spec
         snapshot = spec.snapshot_every > 0 and played % spec.snapshot_every == 0
         if not rnd.closing and (snapshot or played % spec.checkpoint_every == 0 or played == rnd.total):

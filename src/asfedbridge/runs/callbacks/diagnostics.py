@@ -9,7 +9,7 @@ from asfedbridge.core.protocol import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.diagnostics import diagnosed_rounds
 from asfedbridge.runs.folder import RunFolder
-from asfedbridge.runs.records import Record
+from asfedbridge.runs.records import RoundRecord
 
 Diagnose = Callable[[Sequence[int]], Mapping[int, Payload]]  # reads these clients where they live
 
@@ -29,7 +29,7 @@ class Diagnostics(Callback):
         lines = self._folder.begin_diagnostics(done)
         self._bandwidth = lines[0]["mmd"]["bandwidth"] if lines else None
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         """Clients keep their trained state until the next download, so aggregation may have run already."""
         if rnd.closing or not rnd.due(self._every):
             return

@@ -8,7 +8,7 @@ from typing import Literal
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.protocol import Round
 from asfedbridge.runs.callback import Callback, Run, register_callback
-from asfedbridge.runs.records import Record, group_means
+from asfedbridge.runs.records import RoundRecord, group_means
 
 
 @register_callback("early-stopping")
@@ -44,11 +44,11 @@ class EarlyStopping(Callback):
         for _, records in groupby(run.records, key=lambda r: r["round"]):
             self._observe(run, list(records))
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         if not rnd.closing:
             self._observe(run, records)
 
-    def _observe(self, run: Run, records: Sequence[Record]) -> None:
+    def _observe(self, run: Run, records: Sequence[RoundRecord]) -> None:
         key = f"{run.spec.method.reports}.accuracy" if self.metric == "accuracy" else self.metric
         means = group_means(records).get(key)
         if means is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from asfedbridge.core.protocol import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import RunFolder
-from asfedbridge.runs.records import Record
+from asfedbridge.runs.records import RoundRecord
 
 
 class PrivacyLedger(Callback):
@@ -14,6 +14,6 @@ class PrivacyLedger(Callback):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         if not rnd.closing:
             self._folder.add_release([i for i, up in run.uploads.items() if up.payload])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from asfedbridge.core.protocol import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import RunFolder
-from asfedbridge.runs.records import Record
+from asfedbridge.runs.records import Record, RoundRecord
 
 
 class Recorder(Callback):
@@ -18,7 +18,7 @@ class Recorder(Callback):
         """Drop the records of rounds that will be played again."""
         run.records = self._folder.begin(run.next_round, self._sha256)
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         self._folder.add_records(records)
         run.records.extend(records)
 

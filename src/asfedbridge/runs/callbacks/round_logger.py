@@ -12,7 +12,8 @@ from asfedbridge.core.protocol import Round
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import round_scalars
-from asfedbridge.runs.records import Record
+from asfedbridge.runs.records import RoundRecord
+from asfedbridge.runs.summary import Summary
 
 Outcome = Literal["finished", "failed", "interrupted"]
 
@@ -47,19 +48,19 @@ class RoundLogger(Callback):
         for index, records in groupby(run.records, key=lambda r: r["round"]):
             self._send(run, index, list(records))
 
-    def on_round_end(self, run: Run, rnd: Round, records: Sequence[Record]) -> None:
+    def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         self._send(run, rnd.index, records)
 
-    def on_run_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def on_run_end(self, run: Run, summary: Summary) -> None:
         numbers = {f"summary/{key}": v for key, v in summary.items() if isinstance(v, int | float)}
-        groups = {f"summary/accuracy/{group}": v for group, v in summary["accuracy"].items()}
+        groups = {f"summary/accuracy/{group}": v for group, v in summary.accuracy.items()}
         self.close("finished", numbers | groups)
 
     def on_failure(self, run: Run, error: BaseException) -> None:
         if self._id:
             self.close("failed" if isinstance(error, Exception) else "interrupted", {})
 
-    def _send(self, run: Run, index: int, records: Sequence[Record]) -> None:
+    def _send(self, run: Run, index: int, records: Sequence[RoundRecord]) -> None:
         if index >= self._next:
             self.log(index, round_scalars(run, records))
             self._next = index + 1

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from asfedbridge.runs.callback import Run
-from asfedbridge.runs.records import Record, client_scalars, group_means
+from asfedbridge.runs.records import RoundRecord, client_scalars, group_means
 from asfedbridge.runs.spec import Spec, to_table
 
 MAX_CLIENTS = 100  # of a larger fleet only means are written: trackers draw a chart for every name
 
 
-def round_scalars(run: Run, records: Sequence[Record]) -> dict[str, float]:
+def round_scalars(run: Run, records: Sequence[RoundRecord]) -> dict[str, float]:
     """``trained.accuracy/snn``: the mean over the clients of a kind (or ``all``); ``client/3/trained.accuracy``."""
     scalars = {f"{key}/{group}": v for key, means in group_means(records).items() for group, v in means.items()}
     if len(run.setting.clients) <= MAX_CLIENTS:

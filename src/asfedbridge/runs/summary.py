@@ -1,0 +1,146 @@
+"""The content of ``summary.json``: the results of a finished run."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.protocol import table_columns
+from asfedbridge.runs.json_table import JsonTable
+
+FORMAT = 1
+Means = dict[str, float]  # by kind of client, and "all"
+
+
+@dataclass(frozen=True)
+class ClientSummary:
+    """One client: what it is, its data, and its accuracy in percent."""
+
+    id: int
+    kind: str
+    model: str
+    width: float
+    T: int
+    bits: int
+    accuracy: float | None  # None: it never took part
+    train: int  # images
+    test: int
+    labels: tuple[int, ...] = ()  # training images of each class; empty where they are not known
+
+
+@dataclass(frozen=True)
+class StoppedEarly:
+    """A callback ended the run after so many rounds."""
+
+    rounds: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary(Mapping[str, Any]):
+    """The results of a run. Accuracies are in percent, at the point where the method is judged.
+
+    It is also a mapping of the entries of ``summary.json`` by their names there, those that have no attribute included.
+    """
+
+    method: str
+    data: str
+    seed: int
+    rounds: int  # of the specification
+    engine: str
+    partition: str
+    alpha: float
+    holdout: float  # share of the training images that clients are judged on; 0: the test images
+    bn_buffers: str
+    point: str
+    accuracy: Means
+    points: dict[str, Means]  # by evaluation point
+    best: Means | None  # of the best round that evaluated every client
+    added: dict[str, Means]  # accuracies of predictors beside the backbones, by the key of the method's column
+    clients: tuple[ClientSummary, ...]
+    payload_mb: float
+    uplink_bytes: int
+    downlink_bytes: int
+    wall_seconds: float
+    notes: tuple[str, ...]
+    data_fingerprint: str
+    partition_digest: str
+    stopped_early: StoppedEarly | None
+    entries: Mapping[str, Any] = field(repr=False)  # all of the file
+
+    @property
+    def played(self) -> int:
+        """Rounds: fewer than the specification has if the run was stopped early."""
+        return self.stopped_early.rounds if self.stopped_early else self.rounds
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the file."""
+        return dict(self.entries)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def parse_summary(entries: Mapping[str, Any], file: Path = Path("summary.json")) -> Summary:
+    """A summary from the content of its file; BadInput names ``file`` and the entry that is wrong."""
+    table = JsonTable(entries, file, "the summary of a run")
+    table.check_format(FORMAT)
+    points = table.table("points", {})
+    return Summary(
+        method=table.text("method"),
+        data=table.text("data"),
+        seed=table.whole("seed"),
+        rounds=table.whole("rounds"),
+        engine=table.text("engine", ""),
+        partition=table.text("partition"),
+        alpha=table.number("alpha"),
+        holdout=table.number("holdout", 0.0),
+        bn_buffers=table.text("bn_buffers"),
+        point=table.text("point"),
+        accuracy=table.numbers("accuracy"),
+        points={name: points.numbers(name) for name in points.entries},
+        best=None if table.entries.get("best") is None else table.numbers("best"),
+        added={key: table.numbers(key) for key in table_columns() if key in table.entries},
+        clients=tuple(_parse_client(entry) for entry in table.tables("clients")),
+        payload_mb=table.number("payload_mb"),
+        uplink_bytes=table.whole("uplink_bytes", 0),
+        downlink_bytes=table.whole("downlink_bytes", 0),
+        wall_seconds=table.number("wall_seconds"),
+        notes=tuple(map(str, table.items("notes", []))),
+        data_fingerprint=table.text("data_fingerprint", ""),
+        partition_digest=table.text("partition_digest", ""),
+        stopped_early=_parse_stop(table),
+        entries=table.entries,
+    )
+
+
+def _parse_client(entry: JsonTable) -> ClientSummary:
+    labels = entry.items("labels", [])
+    if not all(type(label) is int for label in labels):
+        raise entry.wrong("labels", "a list of whole numbers")
+    return ClientSummary(
+        id=entry.whole("id"),
+        kind=entry.text("kind"),
+        model=entry.text("model"),
+        width=entry.number("width"),
+        T=entry.whole("T", 1),
+        bits=entry.whole("bits", 32),
+        accuracy=entry.optional_number("accuracy"),
+        train=entry.whole("train"),
+        test=entry.whole("test"),
+        labels=tuple(labels),
+    )
+
+
+def _parse_stop(table: JsonTable) -> StoppedEarly | None:
+    if "stopped_early" not in table.entries:
+        return None
+    found = table.table("stopped_early")
+    return StoppedEarly(found.whole("rounds"), found.text("reason", ""))
