@@ -112,7 +112,7 @@ class PoolEngine:
                 room = len(mine) if everybody else -(-at_work // workers)
                 own = [shard_of[c.id] for c in mine]
                 self._assign(
-                    worker, Assignment(method, method.name, UNNAMED, task, mine, own, device, room, folder, reader)
+                    worker, Assignment(method, method.name, models, task, mine, own, device, room, folder, reader)
                 )
             for _ in self._answers():
                 pass
