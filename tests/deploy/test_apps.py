@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput, TooFewClients
+from asfedbridge.core.protocol import Round
+from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import read_events, read_rounds
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import prepare
@@ -65,11 +68,30 @@ def nodes(tmp_path: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def serve(spec: Spec, nodes: dict[int, dict[str, Any]], out: Path, **config: Any) -> Summary:
+def serve(
+    spec: Spec, nodes: dict[int, dict[str, Any]], out: Path, callbacks: Sequence[Callback] = (), **config: Any
+) -> Summary:
     config = CONFIG | {"out": str(out), "gathering": 0.0, "patience": 0.0, "round-timeout": 60.0} | config
     app = make_client_app(lambda context: make_site(spec, context.node_config, config))
     grid = InProcessGrid({100 + number: (app, node) for number, node in nodes.items()})
-    return serve_run(spec, grid, config)
+    return serve_run(spec, grid, config, callbacks)
+
+
+class Stops(Callback):
+    def on_round_end(self, run: Run, rnd: Round, records: Any) -> None:
+        run.stop("enough")
+
+
+def test_a_run_that_is_stopped_early_ends_with_a_closing_visit(nodes: Any, tmp_path: Path) -> None:
+    """Nodes learn from the message that no training comes: by the specification it would be the second round."""
+    summary = serve(make_spec(rounds=3), nodes, tmp_path / "run", [Stops()])
+    assert summary.stopped_early
+    assert summary.stopped_early.rounds == 1
+    records = read_rounds(tmp_path / "run")
+    assert [(r.round, r.client) for r in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all("trained.accuracy" in r for r in records[:2])
+    assert all("received.accuracy" in r and "trained.accuracy" not in r for r in records[2:])
+    assert all(r.uplink_bytes == 0 for r in records[2:])
 
 
 def test_nodes_bring_their_own_data(nodes: Any, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class PoolEngine:
                     process.start()
                 theirs.close()  # so that the worker's end is the only one, and its death is heard
                 self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
+            models = {c.model: UNNAMED[c.model] for c in infos if c.model in UNNAMED}  # not those of other runs
             for worker in self._workers:
                 mine = list(worker.clients.values())
                 room = len(mine) if everybody else -(-at_work // workers)
