@@ -155,6 +155,8 @@ def _observe(
     setting: Setting | None,
 ) -> None:
     """The one place that knows how a run is observed."""
+    if callbacks:
+        raise NotImplementedError("callbacks: `execute` takes one observer")
     observer = importlib.import_module(PROGRESS).Progress() if progress else _Silent()
     execute(spec, folder, root, observer, resume, engine, workers, setting)
 

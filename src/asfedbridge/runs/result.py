@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.runs.folder import SPEC, read_rounds, read_summary
-from asfedbridge.runs.records import Record, group_means, ordered
+from asfedbridge.runs.records import group_means, ordered
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -63,12 +63,12 @@ class Result:
         ]
 
     @cached_property
-    def rounds(self) -> list[Record]:
+    def rounds(self) -> list[dict[str, Any]]:
         """One record for each client and round: losses, accuracies at ``received`` and ``trained``, bytes, seconds.
 
         The closing visit is the round after the last.
         """
-        return read_rounds(self.folder)
+        return [dict(record) for record in read_rounds(self.folder)]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Result:
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """For each kind of client and ``all``: (round, mean accuracy), at the point where the method is judged."""
         key = f"{self.summary['point']}.accuracy"
-        by_round: dict[int, list[Record]] = {}
+        by_round: dict[int, list[dict[str, Any]]] = {}
         for record in self.rounds:
             if key in record:
                 by_round.setdefault(record["round"], []).append(record)
