@@ -27,7 +27,6 @@ def test_there_are_examples() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_runs(script: Path, tmp_path: Path) -> None:
     if "spikingjelly" in script.read_text():
@@ -36,7 +35,6 @@ def test_a_script_runs(script: Path, tmp_path: Path) -> None:
     assert list(tmp_path.glob("runs/*/summary.json"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run(notebook: Path, tmp_path: Path) -> None:
     cells = json.loads(notebook.read_text())["cells"]

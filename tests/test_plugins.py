@@ -246,7 +246,6 @@ def command(site: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return done
 
 
-@pytest.mark.slow
 def test_a_package_is_listed_and_a_broken_one_named(site: Path) -> None:
     done = command(site, "list")
     assert "FedAvg whose server moves only part of the way to the mean." in done.stdout
@@ -254,7 +253,6 @@ def test_a_package_is_listed_and_a_broken_one_named(site: Path) -> None:
     assert done.stderr.splitlines() == [BROKEN]
 
 
-@pytest.mark.slow
 def test_a_package_runs_on_local_and_pool(site: Path, tmp_path: Path) -> None:
     command(site, "run", "smoke", *WORDS, "--out", str(tmp_path / "local"))
     command(site, "run", "smoke", *WORDS, "--out", str(tmp_path / "pool"), "--engine", "pool", "--workers", "2")
@@ -262,7 +260,6 @@ def test_a_package_runs_on_local_and_pool(site: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "pool" / "env.json").read_text())["plugins"] == {"half-plugin": "1.2"}
 
 
-@pytest.mark.slow
 def test_a_package_runs_in_reproduce(site: Path, tmp_path: Path) -> None:
     words = ["reproduce", "iid", "--scale", "smoke", "--only", "half", "--columns", "digits", *SETTINGS]
     done = command(site, *words, "--out", str(tmp_path))
@@ -280,7 +277,6 @@ def test_a_package_runs_on_flower(site: Path, tmp_path: Path) -> None:
     assert local == flower
 
 
-@pytest.mark.slow
 def test_python_warns_of_a_broken_package(site: Path) -> None:
     code = (
         "import warnings, asfedbridge as afb\n"
