@@ -18,13 +18,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what was not asked for. Long tests come first, so that no process is left alone with one at the end."""
+    """Deselect what was not asked for, and start with what takes longest, so that processes end at the same time."""
     options = {"long": "--all", "exhaustive": "--exhaustive"}
     unwanted = {marker for marker, option in options.items() if not config.getoption(option)}
 
     def is_unwanted(item: pytest.Item) -> bool:
         return any(mark.name in unwanted for mark in item.iter_markers())
 
+    def order(item: pytest.Item) -> tuple[float, bool]:
+        if limit := item.get_closest_marker("timeout"):
+            return -limit.args[0], False
+        return 0.0, item.get_closest_marker("long") is None
+
     config.hook.pytest_deselected(items=[item for item in items if is_unwanted(item)])
-    selected = [item for item in items if not is_unwanted(item)]
-    items[:] = sorted(selected, key=lambda item: item.get_closest_marker("long") is None)
+    items[:] = sorted((item for item in items if not is_unwanted(item)), key=order)
