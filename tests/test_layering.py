@@ -1,6 +1,7 @@
 """Which package may import which: only those that stand before it in ``ORDER``."""
 
 import ast
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ ORDER = (
     "cli",
 )
 BELOW_THE_LINE = ORDER[ORDER.index("deploy") :]  # consumers of the library, as a user's script is
-CORE_MAY_USE = {"torch", "numpy", "asfedbridge", *sys.stdlib_module_names}
+CORE_MAY_USE = {"torch", "numpy", "lazy_loader", "asfedbridge", *sys.stdlib_module_names}
 ONLY_IN = {
     "flwr": "deploy/",
     "pickle": "data/sources/cifar.py",
@@ -99,24 +100,24 @@ def violations(root: Path) -> list[str]:
     return found
 
 
-def exports(init: Path) -> set[str]:
-    """What a package's ``__init__.py`` names in ``__all__``; nothing if it has none."""
-    for node in ast.parse(init.read_text(encoding="utf-8")).body if init.exists() else ():
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "value", None)
-        if value and any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            return set(ast.literal_eval(value))
-    return set()
+def exports(package: Path) -> set[str]:
+    """What a package exports: the names in its stub, ``__init__.pyi``; nothing if it has none."""
+    stub = package / "__init__.pyi"
+    found = ast.parse(stub.read_text(encoding="utf-8")).body if stub.exists() else []
+    imported = {
+        alias.asname or alias.name for node in found if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    return imported | {ast.unparse(node.target) for node in found if isinstance(node, ast.AnnAssign)}
 
 
 def private_imports(root: Path) -> list[str]:
     """One line for every import of a package below the public line that takes what no package above it exports.
 
-    Allowed are ``from asfedbridge.PACKAGE import NAME`` with NAME in the ``__all__`` of that package,
-    ``from asfedbridge import NAME`` with NAME in the library's own, and ``import asfedbridge``.
+    Allowed are ``from asfedbridge.PACKAGE import NAME`` with NAME exported by that package,
+    ``from asfedbridge import NAME`` with a public NAME, and ``import asfedbridge``.
     """
-    exported = {layer: exports(root / layer / "__init__.py") for layer in ORDER if layer not in BELOW_THE_LINE}
-    public = exports(root / "__init__.py") | {"__version__", *BELOW_THE_LINE}
+    exported = {layer: exports(root / layer) for layer in ORDER if layer not in BELOW_THE_LINE}
+    public = exports(root) | {"__version__", *BELOW_THE_LINE}
     found = []
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root)
@@ -140,11 +141,22 @@ def test_every_import_goes_up() -> None:
     assert violations(ROOT) == []
 
 
+def test_packages_below_the_line_use_exports() -> None:
+    assert private_imports(ROOT) == []
+
+
+@pytest.mark.parametrize("package", [layer for layer in ORDER if (ROOT / layer / "__init__.pyi").exists()])
+def test_every_export_is_there(package: str) -> None:
+    module = importlib.import_module(f"asfedbridge.{package}")
+    assert exports(ROOT / package)
+    assert all(getattr(module, name) is not None for name in exports(ROOT / package))
+
+
 def test_the_walk_saw_the_package() -> None:
     files = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py")}
     assert {"core/protocol.py", "engines/loop.py", "runs/spec.py", "cli/commands.py"} <= files
     targets = {t for _, t in imports(ast.parse((ROOT / "cli" / "commands.py").read_text()), ("asfedbridge", "cli"))}
-    assert ("asfedbridge", "runs", "run", "execute") in targets  # an import inside a function
+    assert ("asfedbridge", "runs", "execute") in targets  # an import inside a function
 
 
 @pytest.mark.parametrize(
@@ -198,9 +210,9 @@ def test_the_walk_lets_good_imports_pass(tmp_path: Path) -> None:
 
 
 EXPORTING = {
-    "__init__.py": "__all__ = ['run', 'load']",
-    "core/__init__.py": "__all__ = ['BadInput']",
-    "runs/__init__.py": "from typing import Final\n__all__: Final = ['Spec', 'execute']",
+    "__init__.pyi": "from .runs.api import load as load, run as run",
+    "core/__init__.pyi": "from .errors import BadInput as BadInput",
+    "runs/__init__.pyi": "from .run import execute as execute\nfrom .spec import Spec as Spec",
     "runs/run.py": "from asfedbridge.core.errors import BadInput",  # above the line, modules are open to each other
     "deploy/engine.py": "",
 }

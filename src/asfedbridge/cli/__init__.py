@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from asfedbridge.cli import commands
 from asfedbridge.cli.commands import BAD_USAGE, FAILED, INTERRUPTED, resolve
 from asfedbridge.cli.parser import build_parser
-from asfedbridge.core.errors import BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
-from asfedbridge.core.plugins import load_entry_points, load_plugin
+from asfedbridge.core import (
+    BadInput,
+    CallbackFailed,
+    Diverged,
+    TooFewClients,
+    WorkerLost,
+    load_entry_points,
+    load_plugin,
+)
 
 __all__ = ["build_parser", "main", "resolve"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core import BadInput
 
 DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -19,8 +19,7 @@ def resolve(words: Sequence[str]) -> Any:
 
     A recipe applies the settings of the data set; a file is used as it is.
     """
-    from asfedbridge.runs.api import recipe
-    from asfedbridge.runs.toml import parse_assignment
+    from asfedbridge.runs import parse_assignment, recipe
 
     named = [w for w in words if "=" not in w]
     if len(named) > 1:
@@ -29,14 +28,10 @@ def resolve(words: Sequence[str]) -> Any:
 
 
 def command_run(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources.registry import data_root
+    from asfedbridge.data import data_root
     from asfedbridge.report.progress import Progress
     from asfedbridge.report.tables import client_rows, render_text, run_rows
-    from asfedbridge.runs.api import default_folder
-    from asfedbridge.runs.callback import make_callback
-    from asfedbridge.runs.folder import read_spec
-    from asfedbridge.runs.recipes import quickstart
-    from asfedbridge.runs.run import execute
+    from asfedbridge.runs import default_folder, execute, make_callback, quickstart, read_spec
 
     if args.workers and args.engine != "pool":
         raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
@@ -76,7 +71,7 @@ def command_run(args: argparse.Namespace) -> int:
 
 
 def command_show(args: argparse.Namespace) -> int:
-    from asfedbridge.runs.toml import write_toml
+    from asfedbridge.runs import write_toml
 
     print(write_toml(resolve(args.what), comments=True), end="")
     return DONE
@@ -93,31 +88,30 @@ def command_list(args: argparse.Namespace) -> int:
 
 
 def command_data(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources import registry as sources
+    from asfedbridge.data import check, data_root, fetch
     from asfedbridge.report.listings import download_bar, list_topic
 
     if args.action == "list":
         print(list_topic("data", args.data_root))
         return DONE
-    root = sources.data_root(args.data_root)
+    root = data_root(args.data_root)
     if args.action == "fetch":
-        sources.fetch(args.name, root, download_bar(sys.stderr))
-    print("\n".join(sources.check(args.name, root)))
+        fetch(args.name, root, download_bar(sys.stderr))
+    print("\n".join(check(args.name, root)))
     return DONE
 
 
 def command_reproduce(args: argparse.Namespace) -> int:
     import torch
 
-    from asfedbridge.data.sources.registry import data_root
+    from asfedbridge.data import data_root
     from asfedbridge.paper.experiments import Bench, add_own, check_settings, choose_client, find_experiment, select
     from asfedbridge.paper.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
     from asfedbridge.report.analysis_tables import measure_tables
     from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.experiment_tables import collect
-    from asfedbridge.runs.analyze import MEASURES
-    from asfedbridge.runs.toml import parse_assignment
+    from asfedbridge.runs import MEASURES, parse_assignment
 
     experiment = find_experiment(args.experiment)
     out = args.out or Path("runs") / args.scale
@@ -209,9 +203,9 @@ def command_report(args: argparse.Namespace) -> int:
 
 
 def command_analyze(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources.registry import data_root
+    from asfedbridge.data import data_root
     from asfedbridge.report.analyses import render_analyses
-    from asfedbridge.runs.analyze import analyse, file_name, open_run
+    from asfedbridge.runs import analyse, file_name, open_run
 
     found = analyse(args.folders, data_root(args.data_root), _tell, args.point)
     files = [folder / file_name(open_run(folder)[0], args.point) for folder in args.folders]
@@ -223,10 +217,9 @@ def command_analyze(args: argparse.Namespace) -> int:
 
 
 def command_costs(args: argparse.Namespace) -> int:
-    from asfedbridge.data.sources.registry import data_root
+    from asfedbridge.data import data_root
     from asfedbridge.report.cost_tables import render_costs
-    from asfedbridge.runs.costs import cost_table, measure_run, shape_task
-    from asfedbridge.runs.run import prepare
+    from asfedbridge.runs import cost_table, measure_run, prepare, shape_task
 
     shape = {"classes": 100, "channels": 3}
     own = [w for w in args.what if w.partition("=")[0] in shape]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from asfedbridge import __version__
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core import BadInput
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]  # a type in annotations only: argparse has no name for it

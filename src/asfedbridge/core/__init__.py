@@ -1,1 +1,5 @@
 """Words, formulas and rules: torch and numpy only, no files."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

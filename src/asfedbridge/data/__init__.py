@@ -1,1 +1,5 @@
 """Image sets, their division among clients, and the batches a client trains on."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core import BadInput
 
 if importlib.util.find_spec("flwr") is None:
     raise BadInput("--engine flower: the package flwr is not installed; pip install 'asfedbridge[flower]'")

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput
-from asfedbridge.runs.spec import Spec
-from asfedbridge.runs.toml import write_toml
+from asfedbridge.core import BadInput
+from asfedbridge.runs import Spec, write_toml
 
 STATES = "nodes"  # in the run folder, where all clients are on one machine: private states, a folder for each client
 # Run configuration: `flwr run --run-config 'key=value ...'`.

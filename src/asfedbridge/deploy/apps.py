@@ -18,16 +18,9 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from asfedbridge.core import seeds
-from asfedbridge.core.errors import BadInput, TooFewClients
-from asfedbridge.core.plugins import load_all
-from asfedbridge.core.protocol import ClientInfo, Shard, Task
-from asfedbridge.data.dataset import Dataset, take_per_class
-from asfedbridge.data.event_frames import Framing
-from asfedbridge.data.loader import Shard as Images
-from asfedbridge.data.loader import make_shards
-from asfedbridge.data.partition import hold_out, iid
-from asfedbridge.data.sources.registry import data_root, load
+from asfedbridge.core import BadInput, ClientInfo, Shard, Task, TooFewClients, load_all, seed
+from asfedbridge.data import Dataset, Framing, data_root, hold_out, iid, load, make_shards, take_per_class
+from asfedbridge.data import Shard as Images
 from asfedbridge.deploy.app_folder import (
     CONFIG,
     MODELS,
@@ -42,19 +35,29 @@ from asfedbridge.deploy.engine import FlowerEngine
 from asfedbridge.deploy.node import Site, make_client_app
 from asfedbridge.deploy.node_registry import Roster
 from asfedbridge.deploy.polling import quicken
-from asfedbridge.engines.failures import Event, Tolerance
-from asfedbridge.engines.files import write_atomic
-from asfedbridge.engines.process import prepare_process
-from asfedbridge.models.zoo import check_backbone
-from asfedbridge.runs.callback import Callback, CallbackList, make_callback
-from asfedbridge.runs.fleet import parse_fleet
-from asfedbridge.runs.folder import RunFolder, read_summary
-from asfedbridge.runs.privacy import load_library
-from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, make_task, pick_device, play, prepare
-from asfedbridge.runs.spec import ON_NODES, Spec, from_table, restored
-from asfedbridge.runs.summary import Summary
-from asfedbridge.runs.toml import read_toml
+from asfedbridge.engines import Event, Tolerance, prepare_process, write_atomic
+from asfedbridge.models import check_backbone
+from asfedbridge.runs import (
+    ON_NODES,
+    Callback,
+    CallbackList,
+    RunFolder,
+    Setting,
+    Spec,
+    Summary,
+    from_table,
+    load_library,
+    make_callback,
+    make_task,
+    parse_fleet,
+    pick_device,
+    play,
+    prepare,
+    quickstart,
+    read_summary,
+    read_toml,
+    restored,
+)
 
 NAME = "federation.json"  # in the run folder: what the run is called on the nodes
 
@@ -247,9 +250,9 @@ def own_data(spec: Spec, client: int, node: Mapping[str, Any], root: Path) -> No
 
 
 def whole(spec: Spec, dataset: Dataset) -> Images:
-    partition = iid(dataset.y_train.numpy(), dataset.y_test.numpy(), 1, seeds.seed(spec.seed, "partition"))
+    partition = iid(dataset.y_train.numpy(), dataset.y_test.numpy(), 1, seed(spec.seed, "partition"))
     if spec.holdout:
-        partition = hold_out(partition, spec.holdout, seeds.seed(spec.seed, "holdout"))
+        partition = hold_out(partition, spec.holdout, seed(spec.seed, "holdout"))
         dataset = dataclasses.replace(dataset, x_test=dataset.x_train, y_test=dataset.y_train)
     (shard,) = make_shards(dataset, partition, spec.augment)
     return shard

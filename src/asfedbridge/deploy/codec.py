@@ -10,9 +10,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from asfedbridge.core.compression import Codec
-from asfedbridge.core.flat import from_buffer, to_buffer
-from asfedbridge.core.payload import GuardError, Payload, Shapes
+from asfedbridge.core import Codec, GuardError, Payload, Shapes, from_buffer, to_buffer
 from asfedbridge.deploy.messages import one_line
 
 KIND = "asfedbridge.flat"  # bytes of `core.flat`: no header that would have to be parsed

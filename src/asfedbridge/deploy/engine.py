@@ -7,15 +7,13 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from asfedbridge.core.payload import GuardError, Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core import ClientInfo, GuardError, Method, Payload, Round, Task, Upload
 from asfedbridge.deploy.codec import pack, unpack
 from asfedbridge.deploy.messages import fault, one_line, replies, send
 from asfedbridge.deploy.node_registry import Roster
 from asfedbridge.deploy.node_states import before_round
 from asfedbridge.deploy.replies import Answer
-from asfedbridge.engines.failures import ASK_AGAIN, Event, Reply, Tolerance
-from asfedbridge.engines.host import owner, state_name
+from asfedbridge.engines import ASK_AGAIN, Event, Reply, Tolerance, owner, state_name
 
 ON_THE_NODE = "node"  # in place of a checksum: the state is not here
 

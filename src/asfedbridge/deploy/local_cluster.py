@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import WorkerLost
+from asfedbridge.core import WorkerLost
 from asfedbridge.deploy.processes import start
 
 HERE = "127.0.0.1"

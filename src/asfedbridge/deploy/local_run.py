@@ -8,15 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
-from asfedbridge.core.plugins import FILES
+from asfedbridge.core import FILES, BadInput, CallbackFailed, Diverged, TooFewClients, WorkerLost
 from asfedbridge.deploy.app_folder import OUTCOME, PROCESS, PROGRESS, STATES, check_network, write_app
 from asfedbridge.deploy.local_cluster import PATIENCE, Loopback
-from asfedbridge.engines.process import prepare_process
-from asfedbridge.runs.folder import RunFolder, read_summary
-from asfedbridge.runs.run import pick_device, prepare
-from asfedbridge.runs.spec import Spec
-from asfedbridge.runs.summary import Summary
+from asfedbridge.engines import prepare_process
+from asfedbridge.runs import RunFolder, Spec, Summary, pick_device, prepare, read_summary
 
 PRELOAD = ("sklearn.datasets", "asfedbridge.deploy.apps", "asfedbridge.report.progress")
 ERRORS = {kind.__name__: kind for kind in (BadInput, CallbackFailed, Diverged, TooFewClients)}

@@ -7,10 +7,10 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from asfedbridge.core.payload import GuardError
+from asfedbridge.core import GuardError
 from asfedbridge.deploy import polling
 from asfedbridge.deploy.replies import SLACK, Answer, arrivals
-from asfedbridge.engines.failures import Event, What
+from asfedbridge.engines import Event, What
 
 WHAT: dict[int, What] = {
     ErrorCode.NODE_UNAVAILABLE: "lost",

@@ -11,13 +11,11 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from asfedbridge.core.payload import GuardError
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
+from asfedbridge.core import ClientInfo, GuardError, Method, Round, Shard, Task
 from asfedbridge.deploy.codec import pack, read_count, unpack
 from asfedbridge.deploy.messages import LINGER, one_line
 from asfedbridge.deploy.node_states import NodeStates
-from asfedbridge.engines.host import ClientHost
-from asfedbridge.engines.process import end_after
+from asfedbridge.engines import ClientHost, end_after
 
 MOST_ROUNDS = 10**6
 OWN_PROCESS = ("flwr-clientapp", "tasks")  # programs that have a process for each turn; a simulation's have not

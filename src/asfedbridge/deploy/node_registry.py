@@ -8,12 +8,11 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from asfedbridge.core.payload import GuardError
-from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.core import ClientInfo, GuardError
 from asfedbridge.deploy.codec import read_count
 from asfedbridge.deploy.messages import fault, one_line, replies, send
 from asfedbridge.deploy.replies import Answer
-from asfedbridge.engines.failures import Event
+from asfedbridge.engines import Event
 
 MOST_EXAMPLES = 10**8
 MOST = (10**5, 64, 256, 1000)  # classes, channels, image size, frames: networks are built from what a node says

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from asfedbridge.core.errors import BadInput
-from asfedbridge.engines import files
-from asfedbridge.engines.host import STATE_NAME, ClientHost
+from asfedbridge.core import BadInput
+from asfedbridge.engines import STATE_NAME, ClientHost, damaged, take_lock, write_atomic
 
 INDEX, LOCK = "states.json", ".lock"
 RUN_NAME = re.compile(r"[0-9a-f]{8,64}")
@@ -31,7 +30,7 @@ class NodeStates:
     def held(self, patience: float = 0.0) -> Iterator[None]:
         """By one turn at a time: an earlier one may still be at work when its server was killed or gave it up."""
         deadline = time.monotonic() + patience
-        while (lock := files.take_lock(self.folder / LOCK)) is None:
+        while (lock := take_lock(self.folder / LOCK)) is None:
             if time.monotonic() >= deadline:
                 raise BadInput(f"client {self.client} is still busy with an earlier turn")
             time.sleep(0.1)
@@ -69,14 +68,14 @@ class NodeStates:
         try:
             found = {str(name): str(sha256) for name, sha256 in json.loads(path.read_bytes()).items()}
         except (OSError, ValueError, AttributeError) as error:
-            raise files.damaged(path, type(error).__name__) from None
+            raise damaged(path, type(error).__name__) from None
         if not all(STATE_NAME.fullmatch(name) for name in found):
-            raise files.damaged(path, "it names other files")
+            raise damaged(path, "it names other files")
         return found
 
     def _write(self, index: Mapping[str, str]) -> None:
         if index != self._read():
-            files.write_atomic(self.folder / INDEX, json.dumps(index, indent=1).encode())
+            write_atomic(self.folder / INDEX, json.dumps(index, indent=1).encode())
         for file in self.folder.glob("client-*"):
             if file.name not in index:
                 file.unlink()

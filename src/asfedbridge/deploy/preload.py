@@ -5,8 +5,8 @@ Everything here runs on one thread, so that none is lost in a fork.
 
 import torch
 
-from asfedbridge.kernels.crop import cut
-from asfedbridge.models.zoo import compile_kernels
+from asfedbridge.kernels import cut
+from asfedbridge.models import compile_kernels
 
 THREADS = torch.get_num_threads()  # what a process that is told no number would have
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from asfedbridge.engines.process import deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.engines import deaf_to_ctrl_c, end_with_parent, worker_context
 
 PROGRAMS, WARM = "asfedbridge.deploy.programs", "asfedbridge.deploy.preload"
 QUIET = {  # no calls home, nothing installed, nothing but loopback

@@ -29,7 +29,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from asfedbridge.deploy import apps
 from asfedbridge.deploy.polling import BriskTime, quicken
-from asfedbridge.engines.process import die_with
+from asfedbridge.engines import die_with
 
 quicken()
 

@@ -27,7 +27,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from asfedbridge.core.payload import GuardError
+from asfedbridge.core import GuardError
 
 SLACK = 1 << 20  # bytes for all that is not payload: records, metrics, heads
 MOST_PARTS = 256  # of a reply; flwr cuts arrays into parts of megabytes

@@ -1,1 +1,5 @@
 """Machine code for spiking layers and images (numba), and the dispatch between it, SpikingJelly and plain torch."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Point
-from asfedbridge.data.sources.registry import SOURCES
+from asfedbridge.core import METHODS, BadInput, Point, nearest
+from asfedbridge.data import SOURCES
 from asfedbridge.paper import tables
-from asfedbridge.runs.fleet import parse_fleet
-from asfedbridge.runs.recipes import at_scale
-from asfedbridge.runs.spec import Spec, apply_overrides, method_fields
+from asfedbridge.runs import Spec, apply_overrides, at_scale, method_fields, parse_fleet
 
 Scale = Literal["paper", "cpu", "smoke"]
 CostTable = Literal["computation", "communication"]  # of one example: a forward pass; payloads and a training round

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from asfedbridge.paper.experiments import ALL_DATA, EXPERIMENTS, Bench, Cell, Scale
-from asfedbridge.runs.spec import Spec
+from asfedbridge.runs import Spec
 
 SCALES: tuple[Scale, ...] = ("paper", "cpu")  # smoke trains on digits, which the paper does not know
 

@@ -15,19 +15,26 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput, Diverged
-from asfedbridge.core.plugins import FILES, load_all
-from asfedbridge.core.protocol import Point
-from asfedbridge.engines.process import count_cores, deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.core import FILES, BadInput, Diverged, Point, load_all
+from asfedbridge.engines import count_cores, deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.paper.experiments import Cell
-from asfedbridge.runs.analyze import analyse, file_name, read_analysis
-from asfedbridge.runs.costs import read_costs, run_costs
-from asfedbridge.runs.diagnostics import read_course
-from asfedbridge.runs.folder import read_rounds, read_summary
-from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import execute
-from asfedbridge.runs.spec import Spec, Table, from_table, to_table
-from asfedbridge.runs.summary import Summary
+from asfedbridge.runs import (
+    Spec,
+    Summary,
+    Table,
+    analyse,
+    execute,
+    file_name,
+    from_table,
+    quickstart,
+    read_analysis,
+    read_costs,
+    read_course,
+    read_rounds,
+    read_summary,
+    run_costs,
+    to_table,
+)
 
 CELLS = "cells"
 INTERRUPTED = 130

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.analysis.pairs import CROSS, correlate
-from asfedbridge.core.protocol import Point
+from asfedbridge.analysis import CROSS, correlate
+from asfedbridge.core import Point
 from asfedbridge.paper.experiments import Cell, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.analyses import HEADS

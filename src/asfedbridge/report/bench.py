@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput, nearest
+from asfedbridge.core import BadInput, nearest
 
 SOURCE = Path(__file__).parents[2]
 FOLDER = SOURCE.parent / "benchmarks"

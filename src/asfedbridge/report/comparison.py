@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core import METHODS
 from asfedbridge.methods import REFERENCE
 from asfedbridge.report.settings import METHOD, Fields, name_changes
 from asfedbridge.report.statistics import Scores, Series, difference_columns, group_title, order_groups, read_scores
 from asfedbridge.report.tables import Titled, name_data, name_split
-from asfedbridge.runs.spec import later_fields
-from asfedbridge.runs.summary import Summary
+from asfedbridge.runs import Summary, later_fields
 
 Table = dict[str, Any]
 ASIDE = ("seed", "checkpoint_every", "snapshot_every", "diagnose_every")  # runs that differ in these are pooled

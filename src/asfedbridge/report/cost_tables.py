@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.analysis.costs import mean_of
+from asfedbridge.analysis import mean_of
 from asfedbridge.paper import tables
 from asfedbridge.paper.experiments import Cell, CostTable, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.tables import Rows, Titled, decimals, render_text
-from asfedbridge.runs.costs import paper_costs
+from asfedbridge.runs import paper_costs
 
 OPERATIONS = {
     "mflops": "MFLOPs",

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from asfedbridge.core.payload import MB
-from asfedbridge.runs.records import Record, ordered
+from asfedbridge.core import MB
+from asfedbridge.runs import Record, ordered
 
 Points = list[tuple[float, float]]
 

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core import BadInput
 from asfedbridge.paper.reproduce import Job, state_of
 from asfedbridge.report.tables import Rows
-from asfedbridge.runs.probe import Estimate, measure_apart
-from asfedbridge.runs.toml import write_toml
+from asfedbridge.runs import Estimate, measure_apart, write_toml
 
 
 def estimate_rows(jobs: Sequence[Job], root: str | None, at_once: int, tell: Callable[[str], None]) -> Rows:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from asfedbridge.engines.files import write_atomic
+from asfedbridge.engines import write_atomic
 from asfedbridge.paper.experiments import Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.experiment_tables import Result, render, rows_to_csv, tables, tables_to_csv, to_csv, to_latex

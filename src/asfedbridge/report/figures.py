@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core import BadInput
 from asfedbridge.report.analysis_figures import MEASURES, Rates, blocks_by_round, mean_rates
 from asfedbridge.report.charts import group_name, name_clients
 from asfedbridge.report.curves import Points

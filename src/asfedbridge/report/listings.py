@@ -7,18 +7,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from asfedbridge.analysis.operations import count_layers
-from asfedbridge.core.payload import MB
-from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task
-from asfedbridge.data.sources.registry import data_root, describe
-from asfedbridge.kernels import dispatch
-from asfedbridge.models.registry import MODELS
-from asfedbridge.models.zoo import outline_backbone
+from asfedbridge.analysis import count_layers
+from asfedbridge.core import MB, METHODS, ClientInfo, Method, Task
+from asfedbridge.data import data_root, describe
+from asfedbridge.kernels import describe as describe_kernels
+from asfedbridge.models import MODELS, outline_backbone
 from asfedbridge.paper.experiments import EXPERIMENTS
-from asfedbridge.runs.callback import CALLBACKS
-from asfedbridge.runs.fleet import FLEETS
-from asfedbridge.runs.recipes import RECIPES, STAGES
-from asfedbridge.runs.spec import method_fields
+from asfedbridge.runs import FLEETS, RECIPES, STAGES, known_callbacks, method_fields
 
 TOPICS = ("methods", "models", "data", "recipes", "fleets", "experiments", "callbacks", "kernels")
 
@@ -35,16 +30,14 @@ def list_topic(topic: str, root: str | None = None) -> str:
         "fleets": lambda: _pairs(FLEETS | {"N+M": "N*resnet18:ann,M*resnet18:snn for any N and M"}),
         "experiments": lambda: _pairs({name: entry.title for name, entry in EXPERIMENTS.items()}),
         "callbacks": list_callbacks,
-        "kernels": lambda: _pairs(dispatch.describe()),
+        "kernels": lambda: _pairs(describe_kernels()),
     }[topic]()
 
 
 def list_callbacks() -> str:
     """Each callback with the first line of its documentation, and its options with defaults."""
-    import asfedbridge.runs.callbacks  # noqa: F401  registers those that come with the library
-
     parts = []
-    for name, make in sorted(CALLBACKS.items()):
+    for name, make in sorted(known_callbacks().items()):
         about = (inspect.getdoc(make) or "").split("\n")[0]
         fields = inspect.signature(make).parameters.values()
         options = ", ".join(f.name if f.default is f.empty else f"{f.name}={_show(f.default)}" for f in fields)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from asfedbridge.core.payload import MB
+from asfedbridge.core import MB
 from asfedbridge.report.charts import Line, figure, group_name, legend, line_chart, thin
 from asfedbridge.report.comparison import Entry, compare
 from asfedbridge.report.markup import Markup, join, tag

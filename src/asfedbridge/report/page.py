@@ -8,8 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from asfedbridge import __version__
-from asfedbridge.core.errors import BadInput
-from asfedbridge.engines.files import write_atomic
+from asfedbridge.core import BadInput
+from asfedbridge.engines import write_atomic
 from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.overview import overview
 from asfedbridge.report.palette import style_sheet

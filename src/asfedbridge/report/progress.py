@@ -6,11 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from asfedbridge.core.protocol import ClientInfo, Round
-from asfedbridge.data.partition import describe_partition
-from asfedbridge.runs.callback import Callback, Run
-from asfedbridge.runs.records import Record, RoundRecord, group_means, ordered
-from asfedbridge.runs.spec import IN_PYTHON, ON_NODES
+from asfedbridge.core import ClientInfo, Round
+from asfedbridge.data import describe_partition
+from asfedbridge.runs import IN_PYTHON, ON_NODES, Callback, Record, RoundRecord, Run, group_means, ordered
 
 
 class Progress(Callback):

@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core import BadInput
 from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
 from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
 from asfedbridge.report.tables import find_runs, name_data, name_split
-from asfedbridge.runs.analyze import FILE as ANALYSIS
-from asfedbridge.runs.analyze import FORMAT
-from asfedbridge.runs.diagnostics import read_course
-from asfedbridge.runs.folder import ENV, SPEC, SUMMARY, read_rounds, read_spec
-from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.summary import Summary
+from asfedbridge.runs import ANALYSIS_FILE as ANALYSIS
+from asfedbridge.runs import (
+    ANALYSIS_FORMAT,
+    ENV,
+    SPEC,
+    SUMMARY,
+    Summary,
+    quickstart,
+    read_course,
+    read_rounds,
+    read_spec,
+)
 
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
 Table = dict[str, Any]
@@ -96,7 +102,7 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
     cell = f"{place.experiment}: {place.cell.row}, {place.cell.column}; this run: {place.scale} scale" if place else ""
     found = reported if reported is not None else place.cell.reported if place else {}
     analysis = _read_json(folder / ANALYSIS)
-    if analysis and analysis.get("format") != FORMAT:
+    if analysis and analysis.get("format") != ANALYSIS_FORMAT:
         analysis = None
     course = read_course(folder) or (analysis or {}).get("by_round", [])
     environment, costs = _read_json(folder / ENV) or {}, _read_json(folder / COSTS)

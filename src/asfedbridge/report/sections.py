@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from asfedbridge.core.payload import MB
-from asfedbridge.core.protocol import table_columns
+from asfedbridge.core import MB, table_columns
 from asfedbridge.report.analysis_figures import analyses, courses
 from asfedbridge.report.charts import Line, figure, group_name, key_of, line_chart, name_clients, thin
 from asfedbridge.report.cost_tables import method_rows, model_rows

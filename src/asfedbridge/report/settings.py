@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput
-from asfedbridge.runs.folder import SPEC
+from asfedbridge.core import BadInput
+from asfedbridge.runs import SPEC
 
 Fields = dict[str, Any]  # of a specification, by dotted name
 METHOD = "method."

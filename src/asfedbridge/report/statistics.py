@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from scipy.special import stdtrit
 
-import asfedbridge.methods  # noqa: F401  registers every method
-from asfedbridge.core.protocol import Column, table_columns
-from asfedbridge.runs.summary import Summary
+from asfedbridge.core import Column, table_columns
+from asfedbridge.runs import Summary
 
 CONFIDENCE = 0.95
 Shards = tuple[tuple[int, str, int, int], ...]

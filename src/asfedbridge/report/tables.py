@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import asfedbridge.methods  # noqa: F401  registers every method
-from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import table_columns
-from asfedbridge.data.partition import describe_partition
+from asfedbridge.core import BadInput, table_columns
+from asfedbridge.data import describe_partition
 from asfedbridge.report.statistics import group_title
-from asfedbridge.runs.folder import SUMMARY, read_summary
-from asfedbridge.runs.spec import IN_PYTHON, ON_NODES
-from asfedbridge.runs.summary import Summary
+from asfedbridge.runs import IN_PYTHON, ON_NODES, SUMMARY, Summary, read_summary
 
 Rows = list[list[str]]
 

@@ -29,8 +29,8 @@ from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import Spec
 from asfedbridge.runs.summary import Summary
 
-FORMAT = 2  # 1 had a probe set that was not balanced
-FILE = "analysis.json"
+ANALYSIS_FORMAT = 2  # 1 had a probe set that was not balanced
+ANALYSIS_FILE = "analysis.json"
 MEASURES = ("cka", "mmd", "gradients")
 
 
@@ -77,16 +77,16 @@ def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point |
 
 def file_name(spec: Spec, point: Point | None) -> str:
     """``analysis.json`` at the method's own point, which reports show; the other point has a file of its own."""
-    return FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
+    return ANALYSIS_FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
 
 
-def read_analysis(folder: Path, name: str = FILE) -> Table | None:
+def read_analysis(folder: Path, name: str = ANALYSIS_FILE) -> Table | None:
     """What ``analyse`` wrote into this folder, if it did and it is whole."""
     try:
         found = json.loads((folder / name).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    return found if isinstance(found, dict) and found.get("format") == ANALYSIS_FORMAT else None
 
 
 def study(folder: Path, spec: Spec, summary: Summary, data_root: Path, tell: Tell, point: Point | None = None) -> Study:
@@ -175,7 +175,7 @@ def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
         about: Table = {"round": then.next_round, "point": "trained", "accuracy": accuracy}
         by_round.append(about | _measures(then, kinds, bandwidth, pooled))
     return {
-        "format": FORMAT,
+        "format": ANALYSIS_FORMAT,
         "method": spec.method.name,
         "data": spec.data,
         "seed": spec.seed,

@@ -171,19 +171,25 @@ def register_callback(name: str) -> Callable[[C], C]:
     return enter
 
 
+def known_callbacks() -> Mapping[str, Callable[..., Callback]]:
+    """All callbacks by name, those that come with the library included."""
+    import asfedbridge.runs.callbacks  # noqa: F401  registers them
+
+    return CALLBACKS
+
+
 def make_callback(text: str) -> Callback:
     """A callback from ``NAME`` or ``NAME:key=value,...``, as the command line gives it."""
-    import asfedbridge.runs.callbacks  # noqa: F401  registers those that come with the library
-
+    known = known_callbacks()
     name, _, rest = text.partition(":")
-    if name not in CALLBACKS:
-        raise BadInput(f"--callback {text}: unknown callback '{name}'{nearest(name, CALLBACKS)}")
-    make = CALLBACKS[name]
+    if name not in known:
+        raise BadInput(f"--callback {text}: unknown callback '{name}'{nearest(name, known)}")
+    make = known[name]
     options = dict(parse_assignment(word) for word in rest.split(",") if word.strip())
-    known = list(inspect.signature(make).parameters)
+    fields = list(inspect.signature(make).parameters)
     for key in options:
-        if key not in known:
-            raise BadInput(f"--callback {text}: {name} has no option '{key}'{nearest(key, known)}")
+        if key not in fields:
+            raise BadInput(f"--callback {text}: {name} has no option '{key}'{nearest(key, fields)}")
     try:
         return make(**options)
     except TypeError as error:  # an option without a default is missing

@@ -1,0 +1,14 @@
+from .dataset import Dataset as Dataset
+from .dataset import take_per_class as take_per_class
+from .event_frames import Framing as Framing
+from .loader import Shard as Shard
+from .loader import make_shards as make_shards
+from .partition import describe_partition as describe_partition
+from .partition import hold_out as hold_out
+from .partition import iid as iid
+from .sources.registry import SOURCES as SOURCES
+from .sources.registry import check as check
+from .sources.registry import data_root as data_root
+from .sources.registry import describe as describe
+from .sources.registry import fetch as fetch
+from .sources.registry import load as load

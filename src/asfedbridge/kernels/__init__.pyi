@@ -1,0 +1,2 @@
+from .crop import cut as cut
+from .dispatch import describe as describe
