@@ -29,8 +29,14 @@ class Stripes(Dataset):
         return np.clip(0.5 + 0.3 * wave + 0.1 * rng.standard_normal((12, 12)), 0, 1).astype(np.float32), label
 
 
+@afb.register_data("stripes", "synthetic stripes, 12x12 grey, 3 classes", augment="none")
+def stripes() -> tuple[Stripes, Stripes]:
+    """Training and test set. A run of a recipe can name it: afb.recipe("smoke", data="stripes")."""
+    return Stripes(180, seed=0), Stripes(60, seed=1)
+
+
 def main() -> None:
-    everything, test = Stripes(180, seed=0), Stripes(60, seed=1)
+    everything, test = stripes()
     shards = [Subset(everything, range(start, start + 60)) for start in (0, 60, 120)]
     kinds = ("ann", "snn", "snn")
     clients = [
@@ -40,6 +46,9 @@ def main() -> None:
     federation = afb.Federation(method="fedproto", clients=clients, batch_size=8)
     result = afb.federate(federation, rounds=3)
     print(result)
+    # The same data by name, divided by the library: two classes for each client.
+    spec = afb.recipe("smoke", method="fedproto", data="stripes", fleet="1+2", partition="classes:2", T=2)
+    print(afb.run(spec))
 
 
 if __name__ == "__main__":

@@ -16,13 +16,16 @@ from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.plugins import load_plugin
 from asfedbridge.core.protocol import METHODS, register_method
+from asfedbridge.data.sources.registry import SOURCES
 from asfedbridge.models import zoo
 from asfedbridge.models.registry import MODELS
+from asfedbridge.runs.callback import CALLBACKS
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = '''
 from dataclasses import dataclass
 
+import numpy as np
 from torch import nn
 
 import asfedbridge as afb
@@ -51,6 +54,23 @@ class Dense(nn.Module):
     def forward(self, x):
         feature = self.body(x).relu()
         return afb.Output(self.head(feature)[None], feature[None])
+
+
+@afb.register_data("stripes", "stripes of a plugin", augment="none")
+def stripes():
+    row, column = np.mgrid[:8, :8]
+    y = np.arange(60) % 2
+    x = np.stack([((row, column)[label] % 2 * 200).astype(np.uint8) for label in y])
+    return {"x_train": x[:40], "y_train": y[:40], "x_test": x[40:], "y_test": y[40:]}
+
+
+@afb.register_callback("counter")
+class Counter(afb.Callback):
+    """Counts the rounds of a plugin."""
+
+    def on_round_end(self, run, rnd, records):
+        with (run.path / "counted.txt").open("a") as file:
+            file.write(f"{rnd.index}\\n")
 '''
 PROJECT = """
 [build-system]
@@ -68,6 +88,7 @@ version = "1.2"
 py-modules = ["{module}"]
 """
 WORDS = ["fleet=2*dense:ann", "method=half", "rounds=2", "train_per_class=8", "test_per_class=2", "partition=iid"]
+OWN = [*WORDS, "data=stripes", "--callback", "counter"]
 # At the scale `smoke`, an experiment's fleet is ten ResNets; two dense clients do.
 SETTINGS = [word for key in WORDS if not key.startswith("method") for word in ("--set", key)]
 
@@ -82,12 +103,13 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is gone in the next."""
-    known, models = dict(METHODS), dict(MODELS)
+    registries: list[Any] = [METHODS, MODELS, SOURCES, CALLBACKS]
+    known = [dict(registry) for registry in registries]
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for registry, before in ((METHODS, known), (MODELS, models)):
-        registry.clear()  # type: ignore[attr-defined]
-        registry.update(before)  # type: ignore[arg-type]
+    for registry, before in zip(registries, known, strict=True):
+        registry.clear()
+        registry.update(before)
     plugins.FILES.clear()
     zoo.forget_models()
 
@@ -250,27 +272,32 @@ def test_a_package_is_listed_and_a_broken_one_named(site: Path) -> None:
     done = command(site, "list")
     assert "FedAvg whose server moves only part of the way to the mean." in done.stdout
     assert "two dense layers of a plugin" in done.stdout
+    assert "stripes of a plugin" in done.stdout
+    assert "Counts the rounds of a plugin." in done.stdout
     assert done.stderr.splitlines() == [BROKEN]
 
 
 def test_a_package_runs_on_local_and_pool(site: Path, tmp_path: Path) -> None:
-    command(site, "run", "smoke", *WORDS, "--out", str(tmp_path / "local"))
-    command(site, "run", "smoke", *WORDS, "--out", str(tmp_path / "pool"), "--engine", "pool", "--workers", "2")
+    command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "local"))
+    command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "pool"), "--engine", "pool", "--workers", "2")
+    assert [(tmp_path / name / "counted.txt").read_text() for name in ("local", "pool")] == ["0\n1\n2\n"] * 2
     assert states(tmp_path / "local") == states(tmp_path / "pool")
     assert json.loads((tmp_path / "pool" / "env.json").read_text())["plugins"] == {"half-plugin": "1.2"}
 
 
 def test_a_package_runs_in_reproduce(site: Path, tmp_path: Path) -> None:
-    words = ["reproduce", "iid", "--scale", "smoke", "--only", "half", "--columns", "digits", *SETTINGS]
+    words = ["reproduce", "iid", "--scale", "smoke", "--only", "half", "--columns", "stripes", *SETTINGS]
     done = command(site, *words, "--out", str(tmp_path))
     assert "| half |" in done.stdout
+    assert "## stripes" in done.stdout
 
 
 @pytest.mark.long
 def test_a_package_runs_on_flower(site: Path, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    command(site, "run", "smoke", *WORDS, "--out", str(tmp_path / "local"))
-    command(site, "run", "smoke", *WORDS, "--out", str(tmp_path / "flower"), "--engine", "flower")
+    command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "local"))
+    command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "flower"), "--engine", "flower")
+    assert (tmp_path / "flower" / "counted.txt").read_text() == "0\n1\n2\n"
     local, flower = (
         json.loads((tmp_path / name / "summary.json").read_text())["accuracy"] for name in ("local", "flower")
     )
