@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -13,8 +15,23 @@ from asfedbridge.methods.fedavg import FedAvg
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_lines_of_python_run(tmp_path: Path) -> None:
+    (source,) = (block for block in BLOCKS if "afb.run(" in block)
+    assert len(source.strip().splitlines()) <= 10
+    (tmp_path / "lines.py").write_text(source)
+    done = subprocess.run([sys.executable, "lines.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == 1
+    assert "closing visit" in done.stderr
+    assert "9 snn" in done.stdout
+    assert "Result(as-fedbridge" in done.stdout
+
+
 def test_the_method_in_one_file_works() -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (source,) = (block for block in BLOCKS if "register_method" in block)
     namespace: dict[str, object] = {"__name__": "half"}
     try:
         exec(source, namespace)
