@@ -40,7 +40,8 @@ def frame_numbers(t: np.ndarray, framing: Framing) -> np.ndarray:
         each = max(1, len(t) // steps)
         return np.minimum(np.arange(len(t)) // each, steps - 1)
     since = t - t.min(initial=np.iinfo(np.int64).max)
-    return since * steps // (int(since.max(initial=0)) + 1)
+    frame: np.ndarray = since * steps // (int(since.max(initial=0)) + 1)
+    return frame
 
 
 def frames_of(events: Events, side: int, size: int, framing: Framing) -> np.ndarray:
@@ -91,7 +92,8 @@ def left_out(name: str, items: list[str]) -> tuple[str, ...]:
 def _cells(events: Events, side: int, size: int, frame: np.ndarray) -> np.ndarray:
     """Each event's place among all counts."""
     row, column = events.y * size // side, events.x * size // side
-    return ((frame * 2 + events.p) * size + row) * size + column
+    cell: np.ndarray = ((frame * 2 + events.p) * size + row) * size + column
+    return cell
 
 
 def _counts(cell: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

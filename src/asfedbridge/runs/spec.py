@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
@@ -19,6 +19,7 @@ from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 ON_NODES = "nodes"  # in place of a data source: every node of a deployment has its own data
 IN_PYTHON = "python"  # in place of a data source: every participant of a `Federation` brings its own data
 Table = dict[str, Any]  # nested plain values, as TOML has them
+D = TypeVar("D", Method, Neuron, Optimiser)
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def _method(value: Any, base: Method) -> Method:
     return _update(start, table, "method.")
 
 
-def _update(instance: Any, table: Mapping[str, Any], prefix: str) -> Any:
+def _update(instance: D, table: Mapping[str, Any], prefix: str) -> D:
     return dataclasses.replace(instance, **_coerced(type(instance), table, prefix))
 
 

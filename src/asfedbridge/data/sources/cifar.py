@@ -97,7 +97,8 @@ def read_verified(name: str, root: Path, file: str) -> dict[bytes, Any]:
     if found != expected:
         raise BadInput(f"{path} is damaged: md5 {found}, expected {expected}: {remedy(name, root)}")
     try:
-        return ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+        batch: dict[bytes, Any] = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
+        return batch
     except (pickle.UnpicklingError, EOFError) as error:
         raise BadInput(f"{path} is refused ({error}): {remedy(name, root)}") from error
 
