@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from asfedbridge.core.payload import size_in_bytes
-from asfedbridge.core.protocol import ClientInfo, Round
+from asfedbridge.core.task import ClientInfo, Round
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import play_round
 from asfedbridge.engines.process import prepare_process

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.data.loader import Shard
 from sidebyside import Answer
 

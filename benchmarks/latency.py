@@ -31,8 +31,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 import network
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine

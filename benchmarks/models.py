@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models.registry import MODELS

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from asfedbridge.core.errors import WorkerLost
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines.process import die_with
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.recipes import quickstart

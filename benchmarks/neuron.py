@@ -85,7 +85,7 @@ def _seconds(step: Callable[[], object]) -> float:
 
 
 def ours(case: Case) -> Work:
-    from asfedbridge.core.protocol import Neuron
+    from asfedbridge.core.task import Neuron
     from asfedbridge.engines.process import prepare_process
     from asfedbridge.models.neuron import lif
 
@@ -94,14 +94,14 @@ def ours(case: Case) -> Work:
 
 
 def reference(case: Case) -> Work:
-    from asfedbridge.core.protocol import Neuron
+    from asfedbridge.core.task import Neuron
     from asfedbridge.models.neuron import lif_reference
 
     return work(lambda x: lif_reference(x, Neuron()), case)
 
 
 def reference_compiled(case: Case) -> Work:
-    from asfedbridge.core.protocol import Neuron
+    from asfedbridge.core.task import Neuron
     from asfedbridge.models.neuron import lif_reference
 
     return work(torch.compile(lambda x: lif_reference(x, Neuron()), dynamic=False), case)

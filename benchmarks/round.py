@@ -26,8 +26,10 @@ from typing import Any
 
 import torch
 
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, play_round

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.models.resnet import STAGES
 from asfedbridge.models.zoo import build_backbone

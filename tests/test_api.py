@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import asfedbridge as afb
 from asfedbridge.cli import main, name_options, resolve
-from asfedbridge.core.protocol import METHODS, ClientInfo, Output, Task
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import ClientInfo, Output, Task
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.models.adapter import Adapter, ModuleMaker, adapt
 from asfedbridge.models.registry import MODELS

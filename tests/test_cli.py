@@ -17,7 +17,7 @@ import pytest
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge import cli
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 
 SMALL = [
     "fleet=1*resnet18@0.125:ann,1*resnet18@0.125:snn",

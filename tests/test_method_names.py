@@ -8,7 +8,7 @@ import pytest
 
 import asfedbridge
 from asfedbridge import methods
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 
 ROOT = Path(asfedbridge.__file__).parent
 MAY_NAME = ("methods", "paper")

@@ -16,8 +16,9 @@ import torch
 from asfedbridge import cli
 from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import METHODS
 from asfedbridge.core.plugins import load_plugin
-from asfedbridge.core.protocol import METHODS, ClientInfo, Output, Task
+from asfedbridge.core.task import ClientInfo, Output, Task
 from asfedbridge.models import registry, zoo
 from asfedbridge.models.registry import MODELS
 from asfedbridge.report.listings import models_table

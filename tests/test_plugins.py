@@ -14,8 +14,8 @@ import asfedbridge.methods  # noqa: F401  registers those that come with the lib
 from asfedbridge import cli
 from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import METHODS, register_method
 from asfedbridge.core.plugins import load_plugin
-from asfedbridge.core.protocol import METHODS, register_method
 from asfedbridge.data.sources.registry import SOURCES
 from asfedbridge.models import zoo
 from asfedbridge.models.registry import MODELS

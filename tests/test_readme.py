@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from asfedbridge import cli
-from asfedbridge.core.protocol import METHODS, ClientInfo, Round, Upload
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.methods.fedavg import FedAvg
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from asfedbridge.core.protocol import Client, ClientInfo, Kind, Method, Task
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import Method
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import build_client
 from asfedbridge.runs.recipes import quickstart

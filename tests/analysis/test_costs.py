@@ -18,8 +18,10 @@ from asfedbridge.analysis import operations
 from asfedbridge.analysis.firing import count_synops
 from asfedbridge.analysis.operations import make_counter
 from asfedbridge.analysis.round_costs import find_network, outline_client
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Client, Method, Round, Task
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import Round, Task
 from asfedbridge.kernels.dispatch import use_path
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from asfedbridge.analysis.diagnostics import Reading, compare
+from asfedbridge.core.client import Client
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo
+from asfedbridge.core.task import ClientInfo
 from asfedbridge.runs.run import Setting
 
 CLIENTS = [ClientInfo(0, "ann", "m"), ClientInfo(1, "ann", "m"), ClientInfo(2, "snn", "m"), ClientInfo(3, "snn", "m")]

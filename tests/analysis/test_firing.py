@@ -12,7 +12,9 @@ from torch import nn
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.analysis.firing import count_synops, firing_rates
 from asfedbridge.analysis.operations import count_layers
-from asfedbridge.core.protocol import METHODS, Client, Task
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import Task
 from asfedbridge.kernels.dispatch import path_of, use_path
 from asfedbridge.models.parts import Projector
 from asfedbridge.models.zoo import outline_backbone

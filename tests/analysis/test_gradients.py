@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.analysis.gradients import comparable, cosines, probe_gradient
-from asfedbridge.core.protocol import Client
+from asfedbridge.core.client import Client
 from asfedbridge.runs.run import Setting
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from asfedbridge.analysis.operations import Layer, count_layers, make_counter, profile
-from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.core.task import ClientInfo, Neuron, Task
 from asfedbridge.models.neuron import Spiking
 from asfedbridge.models.zoo import outline_backbone, outline_bridge
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asfedbridge.analysis.rates import Histogram, rate_histograms
-from asfedbridge.core.protocol import Client
+from asfedbridge.core.client import Client
 from asfedbridge.models.zoo import bridge_of
 
 PLACES = ["stage 1", "stage 2", "stage 3", "stage 4", "output"]

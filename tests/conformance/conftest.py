@@ -13,8 +13,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from asfedbridge.core.client import Shard
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Neuron, Optimiser, Round, Shard, Task, Upload
+from asfedbridge.core.task import ClientInfo, Neuron, Optimiser, Round, Task, Upload
 from asfedbridge.engines.files import read_tensors
 from asfedbridge.engines.host import owner
 from asfedbridge.engines.local import LocalEngine

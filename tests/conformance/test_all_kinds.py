@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import apply_overrides

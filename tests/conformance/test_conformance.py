@@ -10,8 +10,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Client, Method, Round
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import play_round

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 from asfedbridge.runs.folder import read_rounds
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import execute

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from asfedbridge.core.protocol import METHODS, Method, Optimiser, Round
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import Optimiser, Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate

@@ -74,7 +74,7 @@ def play(name: str, out: Path) -> dict[str, object]:
 
 
 def test_every_method_is_recorded() -> None:
-    from asfedbridge.core.protocol import METHODS
+    from asfedbridge.core.method import METHODS
 
     builtin = {name for name, cls in METHODS.items() if cls.__module__.startswith("asfedbridge.methods.")}
     assert builtin == {name.partition(":")[0] for name in RUNS}

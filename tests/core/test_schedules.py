@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from asfedbridge.core.protocol import Round
 from asfedbridge.core.schedules import cosine, ramp
+from asfedbridge.core.task import Round
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 
 

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import training
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import Diverged
-from asfedbridge.core.protocol import Client, ClientInfo, Kind, Optimiser, Output, Round, ShortBatch, Task
 from asfedbridge.core.seeds import generator
+from asfedbridge.core.task import ClientInfo, Kind, Optimiser, Output, Round, ShortBatch, Task
 
 LR, DECAY, MOMENTUM = 0.1, 0.3, 0.9
 ROUND = Round(2, 10)

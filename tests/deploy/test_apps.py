@@ -14,7 +14,7 @@ import pytest
 
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput, TooFewClients
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import read_events, read_rounds
 from asfedbridge.runs.recipes import quickstart

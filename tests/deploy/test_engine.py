@@ -13,7 +13,8 @@ from flwr.app import ConfigRecord, Error, Message
 from tests.deploy.grid import InProcessGrid
 
 from asfedbridge.core.errors import TooFewClients
-from asfedbridge.core.protocol import METHODS, Method, Upload
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import Upload
 from asfedbridge.deploy import node_registry, polling
 from asfedbridge.deploy.engine import FlowerEngine
 from asfedbridge.deploy.messages import LINGER

@@ -8,7 +8,7 @@ import pytest
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines.host import ClientHost
 from asfedbridge.methods.standalone import Standalone
 

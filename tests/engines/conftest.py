@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.core.protocol import Method
+from asfedbridge.core.method import Method
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import Setting, prepare

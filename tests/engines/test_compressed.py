@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from asfedbridge.core import compression, payload
+from asfedbridge.core.client import Client
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import GuardError, Payload
-from asfedbridge.core.protocol import Client, Round, Upload
+from asfedbridge.core.task import Round, Upload
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate, play_round
 from asfedbridge.methods.fedavg import FedAvg

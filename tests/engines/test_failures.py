@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import Diverged, TooFewClients
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import GuardError, Payload, Shapes, weighted_mean
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.engines.failures import Event, Reply, Tolerance
 from asfedbridge.engines.loop import federate, play_round
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from asfedbridge.core import payload
+from asfedbridge.core.client import Answers, Client
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round
+from asfedbridge.core.task import ClientInfo, Round
 from asfedbridge.engines import checkpoint, files, host, turn
 from asfedbridge.engines.host import state_name
 from asfedbridge.engines.local import LocalEngine

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Method, Round
+from asfedbridge.core.task import Round
 from asfedbridge.data.dataset import assemble
 from asfedbridge.data.loader import make_shards
 from asfedbridge.data.memory_map import Mapped, open_rows

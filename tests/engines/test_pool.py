@@ -19,8 +19,9 @@ import torch
 
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Round
+from asfedbridge.core.task import ClientInfo, Round
 from asfedbridge.engines import host, pool
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Downloads, federate
@@ -223,7 +224,7 @@ def test_a_killed_parent_takes_even_a_hanging_worker_along(odd: Any) -> None:
             from pathlib import Path
             from multiprocessing import forkserver, resource_tracker
             from odd_methods import Odd
-            from asfedbridge.core.protocol import Round
+            from asfedbridge.core.task import Round
             from asfedbridge.engines.pool import PoolEngine
             from asfedbridge.runs.recipes import quickstart
             from asfedbridge.runs.run import prepare

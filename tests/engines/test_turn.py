@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import payload
+from asfedbridge.core.client import Answers, Client
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import GuardError, Payload
-from asfedbridge.core.protocol import Answers, Client, Method, Round, Upload
+from asfedbridge.core.task import Round, Upload
 from asfedbridge.engines import turn
 from asfedbridge.engines.turn import build_client, evaluate, take_turn
 from asfedbridge.methods.as_fedbridge import ASFedBridge

@@ -13,7 +13,7 @@ from tests.report.folders import make_run, make_spec
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.host import ClientHost, state_name
 from asfedbridge.engines.local import LocalEngine

@@ -15,7 +15,7 @@ from asfedbridge.core import compression, flat
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import GuardError, Payload, Shapes
-from asfedbridge.core.protocol import Round, Upload
+from asfedbridge.core.task import Round, Upload
 from asfedbridge.engines.failures import Event, Tolerance
 from asfedbridge.engines.loop import play_round
 from asfedbridge.methods.fedproto import FedProto

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.losses import cross_entropy
-from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.core.task import ClientInfo, Neuron, Task
 from asfedbridge.kernels import dispatch, norm_lif, sparse_conv, spikingjelly
 from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models import neuron

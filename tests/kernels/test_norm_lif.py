@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.task import Neuron
 from asfedbridge.kernels import norm_lif
 from asfedbridge.models.neuron import lif_reference
 from asfedbridge.models.parts import BatchNorm
@@ -344,7 +344,7 @@ def test_a_gradient_may_be_asked_for_twice_but_not_of_itself() -> None:
 REPEAT = """
 import hashlib, sys, torch
 from torch import nn
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.task import Neuron
 from asfedbridge.kernels import openmp
 from asfedbridge.kernels import sparse_conv
 from asfedbridge.kernels import norm_lif

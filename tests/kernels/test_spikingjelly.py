@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.task import Neuron
 from asfedbridge.kernels import spikingjelly
 from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models.neuron import lif, lif_reference

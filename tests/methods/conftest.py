@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Kind, Method, Optimiser, Round, Task, Upload
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import ClientInfo, Kind, Optimiser, Round, Task, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import build_client, take_turn
 

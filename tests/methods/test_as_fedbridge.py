@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core import losses, payload, seeds
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Kind, Optimiser, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Kind, Optimiser, Round, Task, Upload
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate
 from asfedbridge.engines.turn import build_client

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import METHODS
 from asfedbridge.core.payload import Payload, clone
-from asfedbridge.core.protocol import METHODS, ClientInfo, Round, Upload
+from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.methods.averaging import Averaging
 
 FIRST = Round(0, 2)

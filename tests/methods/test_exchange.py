@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.method import METHODS
 from asfedbridge.core.payload import Payload, Shapes, clone
-from asfedbridge.core.protocol import METHODS, Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines.turn import take_turn
 from asfedbridge.models.zoo import build_backbone
 

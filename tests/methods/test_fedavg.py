@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, clone
-from asfedbridge.core.protocol import Client, ClientInfo, Kind, Round, Upload
+from asfedbridge.core.task import ClientInfo, Kind, Round, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.methods.fedavg import FedAvg, IsolatedFedAvg

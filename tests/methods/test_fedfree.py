@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from asfedbridge.core import payload, seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import GuardError, Payload
-from asfedbridge.core.protocol import ClientInfo, Kind, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Kind, Round, Task, Upload
 from asfedbridge.engines.turn import take_turn
 from asfedbridge.methods import fedfree
 from asfedbridge.methods.fedfree import FedFree, read, write

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import payload
-from asfedbridge.core.protocol import Client, Kind, Optimiser, Output, Round, Task, Upload
+from asfedbridge.core.client import Client
+from asfedbridge.core.task import Kind, Optimiser, Output, Round, Task, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import evaluate_at, take_turn
 from asfedbridge.methods.fedproto import UNKNOWN, FedProto, Prototypes, mean_features, prototypes_of

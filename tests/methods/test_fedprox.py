@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asfedbridge.core.protocol import Client, Kind, Optimiser, Output, Round
+from asfedbridge.core.client import Client
+from asfedbridge.core.task import Kind, Optimiser, Output, Round
 from asfedbridge.core.training import fit_backbone
 from asfedbridge.methods import fedprox
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Kind, Round, Task, Upload
+from asfedbridge.core.task import Kind, Round, Task, Upload
 from asfedbridge.methods import fedtgp
 from asfedbridge.methods.fedproto import FedProto, prototypes_of
 from asfedbridge.methods.fedtgp import FedTGP, server_loss

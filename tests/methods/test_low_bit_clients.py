@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import asfedbridge.methods  # noqa: F401  registers every method
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Round, Upload
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.methods.fedavg import FedAvg, IsolatedFedAvg
 from asfedbridge.models.lowbit import is_step

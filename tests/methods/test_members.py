@@ -6,8 +6,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import METHODS, Column, Method, register_method
 from asfedbridge.core.payload import Shapes
-from asfedbridge.core.protocol import METHODS, Client, ClientInfo, Column, Method, Round, Task, Upload, register
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.methods import DEFAULT, REFERENCE
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.methods.fedavg import FedAvg
@@ -40,7 +42,7 @@ class Base(Method):
 def own() -> Iterator[type[Method]]:
     """A method that is unusual in every way that others have to know."""
 
-    @register("own")
+    @register_method("own")
     @dataclass(frozen=True)
     class Own(Base):
         family: ClassVar[str] = "resnet18"

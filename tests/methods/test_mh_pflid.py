@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, Kind, Optimiser, Output, Round
+from asfedbridge.core.task import Kind, Optimiser, Output, Round
 from asfedbridge.methods.mh_pflid import MHpFLID
 from asfedbridge.models.zoo import bridge_of
 

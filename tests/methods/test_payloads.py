@@ -8,7 +8,8 @@ import torch
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core import compression, payload
-from asfedbridge.core.protocol import METHODS, ClientInfo, Round, Task
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.loader import Shard, make_shards
 from asfedbridge.data.partition import iid

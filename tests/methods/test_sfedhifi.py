@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Kind, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Kind, Round, Task, Upload
 from asfedbridge.engines.turn import take_turn
 from asfedbridge.methods.sfedhifi import SFedHIFI, choose_layer, measure_firing, orthogonality
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedConv

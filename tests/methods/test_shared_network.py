@@ -10,7 +10,8 @@ from torch import nn
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Kind, Round, Task, Upload
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import Kind, Round, Task, Upload
 from asfedbridge.models.zoo import bridge_of
 
 FIRST = Round(0, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.kernels import openmp
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core.losses import cross_entropy
-from asfedbridge.core.protocol import Task
+from asfedbridge.core.task import Task
 from asfedbridge.models.zoo import build_bridge, outline_bridge
 
 Images = Callable[..., Tensor]

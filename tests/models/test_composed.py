@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core.losses import cross_entropy
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.kernels import sparse_conv
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, build_composed, outline_composed
 

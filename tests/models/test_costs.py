@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from asfedbridge.analysis.operations import count_layers
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.models.registry import MODELS
 from asfedbridge.models.zoo import build_backbone, build_bridge, outline_backbone
 

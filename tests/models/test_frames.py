@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.core.task import ClientInfo, Neuron, Task
 from asfedbridge.kernels import norm_lif
 from asfedbridge.models.composed import build_composed
 from asfedbridge.models.neuron import Spiking, _Spike, lif_reference, unfold

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.models.layers import by_layer, layer_shapes, match_by_depth, overwrite_prefix
 from asfedbridge.models.zoo import outline_backbone
 

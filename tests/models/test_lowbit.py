@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core.losses import cross_entropy
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.core.training import Bounded
 from asfedbridge.models.lowbit import (
     LEAST_STEP,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.task import Neuron
 from asfedbridge.models.neuron import SURROGATES, Continuous, Spiking, lif, lif_reference
 
 SHARPNESS = {"triangle": 1.0, "rectangle": 0.5, "sigmoid": 4.0, "atan": 2.0}

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.losses import cross_entropy
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.models.zoo import build_backbone, check_backbone, outline_backbone
 
 Infos = Callable[..., ClientInfo]

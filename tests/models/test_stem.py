@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.models import neuron
 from asfedbridge.models.composed import build_composed
 from asfedbridge.models.neuron import lif_reference

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Round, Task
+from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.methods.as_fedbridge import ASFedBridge

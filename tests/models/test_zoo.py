@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.losses import cross_entropy
-from asfedbridge.core.protocol import ClientInfo, Kind, Task
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.kernels import norm_lif, sparse_conv
 from asfedbridge.kernels.dispatch import VARIABLE
 from asfedbridge.models.mobilenet import Depthwise

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 from asfedbridge.paper import tables
 from asfedbridge.paper.experiments import (
     ABLATIONS,

@@ -4,7 +4,7 @@ import pytest
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge import cli
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 from asfedbridge.report.listings import PARTS, describe_method, methods_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.core.protocol import ClientInfo, Round, Task
+from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.report.listings import download_bar, list_topic
 from asfedbridge.report.progress import Progress
 from asfedbridge.runs.callback import Run

@@ -12,7 +12,8 @@ import torch
 from asfedbridge import cli
 from asfedbridge.analysis.pairs import MAX_OF_A_KIND, choose_clients
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, Point, Round
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import Point, Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.turn import evaluate
 from asfedbridge.report.analyses import render_analyses

@@ -8,7 +8,7 @@ import pytest
 
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.deploy.app_folder import write_deployment
 from asfedbridge.runs.analyze import analyse
 from asfedbridge.runs.callback import Callback, Run

@@ -9,7 +9,7 @@ import pytest
 
 from asfedbridge.cli import main
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 from asfedbridge.paper.experiments import Bench, find_experiment, select
 from asfedbridge.runs.recipes import quickstart
 from asfedbridge.runs.run import Setting, prepare

@@ -3,7 +3,7 @@
 import pytest
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.core.task import ClientInfo
 from asfedbridge.runs.fleet import FLEETS, FORM, MOST_CLIENTS, name_fleet, parse_fleet
 
 

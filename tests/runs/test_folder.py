@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines.failures import Event
 from asfedbridge.runs.folder import RunFolder, read_events, read_rounds, read_spec, read_summary
 from asfedbridge.runs.recipes import quickstart

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from asfedbridge.core.protocol import ClientInfo, Round, Upload
+from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.methods.fedproto import FedProto

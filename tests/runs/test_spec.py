@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS
+from asfedbridge.core.method import METHODS
 from asfedbridge.runs.recipes import RECIPES, paper, quickstart
 from asfedbridge.runs.spec import (
     RANGES,

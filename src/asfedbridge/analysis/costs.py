@@ -9,7 +9,8 @@ from torch import nn
 
 from asfedbridge.analysis.firing import Firing
 from asfedbridge.analysis.operations import Layer, count_layers
-from asfedbridge.core.protocol import ClientInfo, Kind, Method, Task
+from asfedbridge.core.method import Method
+from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.models.zoo import outline_backbone, outline_bridge
 
 MAC_PJ, AC_PJ, MAC8_PJ = 4.6, 0.9, 0.23  # 45 nm, 0.9 V (Horowitz, ISSCC 2014): float32 3.7 + 0.9, sum alone, int8

@@ -14,8 +14,9 @@ from asfedbridge.analysis.features import read_features
 from asfedbridge.analysis.gradients import cosines, probe_gradient
 from asfedbridge.analysis.mmd import median_bandwidth, mmd_squared
 from asfedbridge.analysis.pairs import block_means
+from asfedbridge.core.client import Client, Shard
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Shard
+from asfedbridge.core.task import ClientInfo
 
 FEATURES, GRADIENT = "features", "gradient/"
 

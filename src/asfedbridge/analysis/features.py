@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from asfedbridge.core.protocol import Client, Shard
+from asfedbridge.core.client import Client, Shard
 
 BATCH = 256
 

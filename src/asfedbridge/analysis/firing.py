@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from asfedbridge.analysis.operations import follow_spikes, macs_of, watch
-from asfedbridge.core.protocol import Client
+from asfedbridge.core.client import Client
 from asfedbridge.kernels.dispatch import use_path
 from asfedbridge.models.layers import TYPES
 

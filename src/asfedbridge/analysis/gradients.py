@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asfedbridge.core.client import Client, Shard
 from asfedbridge.core.payload import Payload, clone
-from asfedbridge.core.protocol import Client, Shard
 
 BATCH = 64
 EPSILON = 1e-12

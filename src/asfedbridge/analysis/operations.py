@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from asfedbridge.core.protocol import Task
+from asfedbridge.core.task import Task
 from asfedbridge.models.attention import Attention
 from asfedbridge.models.layers import TYPES
 from asfedbridge.models.neuron import Spiking

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asfedbridge.core.protocol import ClientInfo
+from asfedbridge.core.task import ClientInfo
 
 CROSS = "cross"  # pairs of different kinds
 FEWEST = 3  # runs: any two lie on a line

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import Client
+from asfedbridge.core.client import Client
 from asfedbridge.core.pseudospike import quantise
 from asfedbridge.models.bridge import Bridge
 

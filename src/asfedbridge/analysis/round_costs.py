@@ -8,9 +8,11 @@ from torch import nn
 
 from asfedbridge.analysis.costs import Measured, Operations, full_precision, mean_of
 from asfedbridge.analysis.operations import Profile, profile
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import MB
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Task, first_of_each
+from asfedbridge.core.task import ClientInfo, Task, first_of_each
 from asfedbridge.data.loader import Shard
 from asfedbridge.models.zoo import outline_backbone
 

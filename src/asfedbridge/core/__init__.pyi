@@ -1,3 +1,4 @@
+from .client import Shard as Shard
 from .compression import Codec as Codec
 from .errors import BadInput as BadInput
 from .errors import CallbackFailed as CallbackFailed
@@ -7,6 +8,10 @@ from .errors import WorkerLost as WorkerLost
 from .errors import nearest as nearest
 from .flat import from_buffer as from_buffer
 from .flat import to_buffer as to_buffer
+from .method import METHODS as METHODS
+from .method import Column as Column
+from .method import Method as Method
+from .method import table_columns as table_columns
 from .payload import MB as MB
 from .payload import GuardError as GuardError
 from .payload import Payload as Payload
@@ -15,14 +20,9 @@ from .plugins import FILES as FILES
 from .plugins import load_all as load_all
 from .plugins import load_entry_points as load_entry_points
 from .plugins import load_plugin as load_plugin
-from .protocol import METHODS as METHODS
-from .protocol import ClientInfo as ClientInfo
-from .protocol import Column as Column
-from .protocol import Method as Method
-from .protocol import Point as Point
-from .protocol import Round as Round
-from .protocol import Shard as Shard
-from .protocol import Task as Task
-from .protocol import Upload as Upload
-from .protocol import table_columns as table_columns
 from .seeds import seed as seed
+from .task import ClientInfo as ClientInfo
+from .task import Point as Point
+from .task import Round as Round
+from .task import Task as Task
+from .task import Upload as Upload

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core import losses
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, Output, Round
+from asfedbridge.core.task import Output, Round
 
 SECOND_MOMENT_DECAY = 0.999  # of AdamW
 Terms = dict[str, Tensor]  # weighted terms of a loss by name; their sum is minimised

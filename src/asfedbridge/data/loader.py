@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ShortBatch
+from asfedbridge.core.task import ShortBatch
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.memory_map import Images, Mapped, read
 from asfedbridge.data.partition import Partition

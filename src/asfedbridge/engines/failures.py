@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from asfedbridge.core.errors import Diverged, TooFewClients
 from asfedbridge.core.payload import GuardError
-from asfedbridge.core.protocol import ClientInfo, Round, Upload
+from asfedbridge.core.task import ClientInfo, Round, Upload
 
 What = Literal["absent", "timeout", "lost", "error", "refused", "joined", "returned"]
 ASK_AGAIN = ("absent", "timeout", "lost")  # who gave no answer; an answer that was bad would come out the same

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from asfedbridge.core.client import Answers, Client, Shard
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.engines import files
 from asfedbridge.engines.turn import build_client, take_turn
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from asfedbridge.core.client import Shard
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.engines.host import ClientHost, Progress, Reader
 
 

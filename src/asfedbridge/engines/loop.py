@@ -8,8 +8,9 @@ import torch
 
 from asfedbridge.core import compression, payload, seeds
 from asfedbridge.core.compression import Codec
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.engines.failures import Reply, Tolerance, collect, demand
 
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from asfedbridge.core.client import Shard
 from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.plugins import FILES
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task, Upload, first_of_each
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload, first_of_each
 from asfedbridge.engines.host import Progress, Reader, owner, temporary_folder
 from asfedbridge.engines.process import count_cores, deaf_to_ctrl_c, worker_context
 from asfedbridge.engines.wire import pack, unpack

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import compression, ensemble, payload, seeds
+from asfedbridge.core.client import Answers, Client, Predictor, Shard
 from asfedbridge.core.errors import Diverged
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Answers, Client, ClientInfo, Method, Point, Predictor, Round, Shard, Task, Upload
+from asfedbridge.core.task import ClientInfo, Point, Round, Task, Upload
 from asfedbridge.models.twin import as_twin
 from asfedbridge.models.zoo import build_backbone
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from asfedbridge.core.client import Shard
 from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.plugins import load_all
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Shard, Task
+from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.engines.host import ClientHost, Progress, Reader
 from asfedbridge.engines.process import end_with_parent, prepare_process
 from asfedbridge.engines.wire import pack, unpack

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.task import Neuron
 from asfedbridge.kernels import lif as kernels
 from asfedbridge.kernels import openmp
 from asfedbridge.kernels.lif import Array

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from asfedbridge.core.protocol import Neuron
+from asfedbridge.core.task import Neuron
 
 
 def fits(neuron: Neuron) -> bool:

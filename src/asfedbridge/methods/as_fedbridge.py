@@ -23,10 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import losses, pseudospike
+from asfedbridge.core.client import Client, Predictor
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Passes, register_method
 from asfedbridge.core.payload import Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
 from asfedbridge.core.schedules import Ramp
+from asfedbridge.core.task import ClientInfo, Output, Round, Task, Upload
 from asfedbridge.core.training import Terms, fit, fit_backbone
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 
@@ -48,7 +50,7 @@ def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> T
     return other > own
 
 
-@register("as-fedbridge")
+@register_method("as-fedbridge")
 @dataclass(frozen=True)
 class ASFedBridge(BridgeSharing):
     module: ClassVar[str] = "bridge"

@@ -9,8 +9,9 @@ import torch
 from asfedbridge.core import aggregation, privacy
 from asfedbridge.core.aggregation import Rule
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Method, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 
 SEED = "seed"  # of the run, in the state of a server that draws from it
 

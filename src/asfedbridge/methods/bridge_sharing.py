@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Literal, Self
 from torch import nn
 
 from asfedbridge.core import payload
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Column, Method
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Column, Method, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.core.training import Step
 from asfedbridge.methods.averaging import SEED, Averaging
 from asfedbridge.models.bridge import Bridge

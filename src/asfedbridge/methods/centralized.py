@@ -11,11 +11,11 @@ Choices:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from asfedbridge.core.protocol import register
+from asfedbridge.core.method import register_method
 from asfedbridge.methods.standalone import Standalone
 
 
-@register("centralized")
+@register_method("centralized")
 @dataclass(frozen=True)
 class Centralized(Standalone):
     pools_data: ClassVar[bool] = True

@@ -21,19 +21,11 @@ from typing import ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from asfedbridge.core import payload
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import register_method
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import (
-    Client,
-    ClientInfo,
-    Output,
-    Point,
-    Round,
-    Task,
-    Upload,
-    first_of_each,
-    register,
-)
+from asfedbridge.core.task import ClientInfo, Output, Point, Round, Task, Upload, first_of_each
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.methods.averaging import Averaging
 from asfedbridge.models.lowbit import is_step
@@ -42,7 +34,7 @@ from asfedbridge.models.zoo import build_backbone, outline_backbone
 V = TypeVar("V")
 
 
-@register("fedavg")
+@register_method("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Averaging):
     reports: ClassVar[Point] = "received"
@@ -139,7 +131,7 @@ class FedAvg(Averaging):
         return state
 
 
-@register("isolated-fedavg")
+@register_method("isolated-fedavg")
 @dataclass(frozen=True)
 class IsolatedFedAvg(FedAvg):
     """One aggregate per kind of client: no knowledge passes between ANN and SNN."""

@@ -24,17 +24,19 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core import payload, responses, seeds
+from asfedbridge.core.client import Client
 from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.entropy import entropy_gain
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Method, register_method
 from asfedbridge.core.payload import GuardError, Payload, Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Point, Round, Task, Upload, first_of_each, register
+from asfedbridge.core.task import ClientInfo, Point, Round, Task, Upload, first_of_each
 from asfedbridge.core.training import fit_backbone, supervise
 from asfedbridge.models.layers import by_layer, layer_shapes, match_by_depth, overwrite_prefix
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
 
-@register("fedfree")
+@register_method("fedfree")
 @dataclass(frozen=True)
 class FedFree(Method):
     reports: ClassVar[Point] = "received"

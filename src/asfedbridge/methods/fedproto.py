@@ -21,20 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import payload
+from asfedbridge.core.client import Client, Predictor
+from asfedbridge.core.method import Column, Method, Passes, register_method
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import (
-    Client,
-    ClientInfo,
-    Column,
-    Method,
-    Output,
-    Passes,
-    Predictor,
-    Round,
-    Task,
-    Upload,
-    register,
-)
+from asfedbridge.core.task import ClientInfo, Output, Round, Task, Upload
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 
 UNKNOWN = -1e9  # logit of a class without a prototype: last, and a finite loss
@@ -140,7 +130,7 @@ class PrototypeMethod(Method):
         return {name: tensor for name, tensor in state.items() if name.startswith("class/")}
 
 
-@register("fedproto")
+@register_method("fedproto")
 @dataclass(frozen=True)
 class FedProto(PrototypeMethod):
     # Chosen among three settings on a validation cut of the training images (docs/results.md).

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from asfedbridge.core.client import Client
 from asfedbridge.core.losses import squared_distance
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Task, register
+from asfedbridge.core.method import register_method
+from asfedbridge.core.task import ClientInfo, Output, Task
 from asfedbridge.core.training import Terms, supervise
 from asfedbridge.methods.fedavg import FedAvg
 
 
-@register("fedprox")
+@register_method("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     mu: float = 0.01
@@ -28,7 +30,7 @@ class FedProx(FedAvg):
         return {"ce": supervise(client, out, y), "prox": proximal}
 
 
-@register("isolated-fedprox")
+@register_method("isolated-fedprox")
 @dataclass(frozen=True)
 class IsolatedFedProx(FedProx):
     """One aggregate per kind of client; the proximal anchor is the kind's own aggregate."""

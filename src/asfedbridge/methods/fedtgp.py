@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from asfedbridge.core import payload, seeds
 from asfedbridge.core.compression import encoded_bytes
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import register_method
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import ClientInfo, Round, Task, Upload, register
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.methods.fedproto import PrototypeMethod, distance
 from asfedbridge.models.parts import initialise
 
@@ -54,7 +55,7 @@ def server_loss(prototype_BD: Tensor, label_B: Tensor, generated_CD: Tensor, mar
     return F.cross_entropy(-(distance_BC + margin * own_BC), label_B)
 
 
-@register("fedtgp")
+@register_method("fedtgp")
 @dataclass(frozen=True)
 class FedTGP(PrototypeMethod):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 0.1}}

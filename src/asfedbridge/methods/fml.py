@@ -19,13 +19,15 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from asfedbridge.core import losses
+from asfedbridge.core.client import Client, Predictor
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
+from asfedbridge.core.method import Passes, register_method
+from asfedbridge.core.task import ClientInfo, Output, Round, Task, Upload
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 
 
-@register("fml")
+@register_method("fml")
 @dataclass(frozen=True)
 class FML(BridgeSharing):
     module: ClassVar[str] = "meme"

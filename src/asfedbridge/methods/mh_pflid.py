@@ -25,15 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asfedbridge.core import losses, seeds
+from asfedbridge.core.client import Client, Predictor
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Output, Passes, Predictor, Round, Task, Upload, register
+from asfedbridge.core.method import Passes, register_method
+from asfedbridge.core.task import ClientInfo, Output, Round, Task, Upload
 from asfedbridge.core.training import Step, Terms, fit, fit_backbone, supervise
 from asfedbridge.methods.bridge_sharing import BridgeSharing
 from asfedbridge.models.attention import Receiver, Transmitter
 from asfedbridge.models.parts import build
 
 
-@register("mh-pflid")
+@register_method("mh-pflid")
 @dataclass(frozen=True)
 class MHpFLID(BridgeSharing):
     module: ClassVar[str] = "messenger"

@@ -25,27 +25,17 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core import losses, payload
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.fusion import fuse
+from asfedbridge.core.method import Method, Passes, register_method
 from asfedbridge.core.payload import Payload, Shapes
-from asfedbridge.core.protocol import (
-    Client,
-    ClientInfo,
-    Method,
-    Output,
-    Passes,
-    Point,
-    Round,
-    Task,
-    Upload,
-    first_of_each,
-    register,
-)
+from asfedbridge.core.task import ClientInfo, Output, Point, Round, Task, Upload, first_of_each
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, block_sizes, build_composed, outline_composed
 
 
-@register("sfedhifi")
+@register_method("sfedhifi")
 @dataclass(frozen=True)
 class SFedHIFI(Method):
     reports: ClassVar[Point] = "received"

@@ -8,12 +8,14 @@ Choices: none.
 
 from dataclasses import dataclass
 
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import Method, register_method
 from asfedbridge.core.payload import Shapes
-from asfedbridge.core.protocol import Client, ClientInfo, Method, Round, Task, Upload, register
+from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.core.training import fit_backbone, supervise
 
 
-@register("standalone")
+@register_method("standalone")
 @dataclass(frozen=True)
 class Standalone(Method):
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:

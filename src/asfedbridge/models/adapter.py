@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Output, Task
+from asfedbridge.core.task import ClientInfo, Output, Task
 
 WAYS = "return logits of one linear layer, or an Output(logits_TBC, feature_TBD)"
 

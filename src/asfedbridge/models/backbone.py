@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import Output
+from asfedbridge.core.task import Output
 from asfedbridge.models.neuron import Continuous, Spiking
 from asfedbridge.models.parts import BatchNorm, Projector, make_stem
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import Task
 from asfedbridge.core.pseudospike import rate
+from asfedbridge.core.task import Task
 from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous
 from asfedbridge.models.parts import BasicBlock, BatchNorm, make_stem

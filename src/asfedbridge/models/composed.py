@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.models.backbone import scaled
 from asfedbridge.models.neuron import Continuous, Spiking, make_activation, stem_channels
 from asfedbridge.models.parts import BasicBlock, BatchNorm, build, make_stem

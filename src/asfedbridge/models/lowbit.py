@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asfedbridge.core.protocol import ClientInfo, Task
+from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.core.training import Bounded
 
 LEAST_STEP = 1e-6  # a step size stays above 0: that is a step size which has not been measured yet

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asfedbridge.core.protocol import ClientInfo, Neuron, Task
+from asfedbridge.core.task import ClientInfo, Neuron, Task
 from asfedbridge.kernels import spikingjelly
 from asfedbridge.kernels.dispatch import path_of
 

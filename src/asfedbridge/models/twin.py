@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from asfedbridge.core.protocol import Client
+from asfedbridge.core.client import Client
 from asfedbridge.models.neuron import Continuous, Spiking
 
 

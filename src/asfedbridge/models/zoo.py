@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from asfedbridge.core import seeds
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Client, ClientInfo, Neuron, Output, Task
+from asfedbridge.core.task import ClientInfo, Neuron, Output, Task
 from asfedbridge.kernels.dispatch import path_of
 from asfedbridge.models import mobilenet, vgg  # noqa: F401  families that nobody else imports
 from asfedbridge.models.backbone import Backbone

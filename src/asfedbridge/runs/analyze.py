@@ -18,7 +18,7 @@ from asfedbridge.analysis.cka import linear_cka
 from asfedbridge.analysis.mmd import FOURIER, SEED, median_bandwidth, mmd_squared
 from asfedbridge.analysis.pairs import block_means, choose_clients, correlate
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import ClientInfo, Point
+from asfedbridge.core.task import ClientInfo, Point
 from asfedbridge.engines import checkpoint, files
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary

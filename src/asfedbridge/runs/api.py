@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.method import Method
 from asfedbridge.core.plugins import load_entry_points
-from asfedbridge.core.protocol import Method
 from asfedbridge.data.sources.registry import data_root as find_data_root
 from asfedbridge.methods import DEFAULT
 from asfedbridge.runs.callback import Callback

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asfedbridge.core.errors import BadInput, CallbackFailed, nearest
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Round, Upload
+from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.engines.failures import Event
 from asfedbridge.runs.records import Record, RoundRecord, event_records
 from asfedbridge.runs.spec import Spec

@@ -9,7 +9,8 @@ from asfedbridge.analysis import costs, round_costs
 from asfedbridge.analysis.costs import Operations
 from asfedbridge.analysis.firing import Firing, firing_rates
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import METHODS, ClientInfo, Method, Task, first_of_each
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import ClientInfo, Task, first_of_each
 from asfedbridge.engines import checkpoint, files
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.turn import EVALUATION_BATCH

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.folder import read_diagnostics, read_rounds
 from asfedbridge.runs.records import accuracies_after
 

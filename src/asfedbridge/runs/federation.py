@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, ClientInfo, Kind, Method, Task, first_of_each, register_method
+from asfedbridge.core.method import METHODS, Method, register_method
+from asfedbridge.core.task import ClientInfo, Kind, Task, first_of_each
 from asfedbridge.data.adapters import as_arrays
 from asfedbridge.data.dataset import check_image_size, check_shape, measure
 from asfedbridge.data.loader import Shard

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import asfedbridge.models.zoo  # noqa: F401  registers every family
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import ClientInfo, first_of_each
+from asfedbridge.core.task import ClientInfo, first_of_each
 from asfedbridge.models.registry import MODELS
 
 ENTRY = re.compile(

@@ -18,9 +18,10 @@ import torch
 
 from asfedbridge.analysis.diagnostics import Reading
 from asfedbridge.analysis.pairs import choose_clients
+from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.plugins import FILES, load_all
-from asfedbridge.core.protocol import Client, ClientInfo, Round, Upload, first_of_each
+from asfedbridge.core.task import ClientInfo, Round, Upload, first_of_each
 from asfedbridge.data.loader import Shard
 from asfedbridge.data.sources.registry import data_root
 from asfedbridge.engines.process import prepare_process

@@ -16,8 +16,9 @@ from asfedbridge.analysis.features import read_features
 from asfedbridge.analysis.gradients import Cosines, cosines, probe_gradient
 from asfedbridge.analysis.rates import rate_histograms
 from asfedbridge.core import compression, payload
+from asfedbridge.core.client import Client
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Client, ClientInfo, Point, Round
+from asfedbridge.core.task import ClientInfo, Point, Round
 from asfedbridge.engines import files
 from asfedbridge.engines.checkpoint import Checkpoint
 from asfedbridge.engines.host import ClientHost

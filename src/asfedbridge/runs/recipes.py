@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import Neuron, Optimiser
 from asfedbridge.data.sources.registry import SOURCES
 from asfedbridge.methods import DEFAULT
 from asfedbridge.runs.spec import Spec

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from asfedbridge.core import payload
-from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
+from asfedbridge.core.method import Method
+from asfedbridge.core.task import ClientInfo, Point, Round, Upload
 from asfedbridge.engines.failures import Event
 
 Record = Mapping[str, Any]

@@ -16,7 +16,7 @@ from asfedbridge.analysis.diagnostics import Reading
 from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import ClientInfo, Precision, Round, Task, Upload
+from asfedbridge.core.task import ClientInfo, Precision, Round, Task, Upload
 from asfedbridge.data.dataset import take_per_class
 from asfedbridge.data.event_frames import Framing
 from asfedbridge.data.loader import Shard, make_shards

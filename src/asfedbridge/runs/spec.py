@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import BadInput, nearest
-from asfedbridge.core.protocol import METHODS, Method, Neuron, Optimiser, Precision, ShortBatch
+from asfedbridge.core.method import METHODS, Method
+from asfedbridge.core.task import Neuron, Optimiser, Precision, ShortBatch
 from asfedbridge.data.partition import check_partition
 from asfedbridge.runs.fleet import MOST_STEPS, name_fleet, parse_fleet
 

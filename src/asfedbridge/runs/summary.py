@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import asfedbridge.methods  # noqa: F401  registers every method
-from asfedbridge.core.protocol import table_columns
+from asfedbridge.core.method import table_columns
 from asfedbridge.runs.json_table import JsonTable
 
 FORMAT = 1

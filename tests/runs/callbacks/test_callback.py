@@ -10,7 +10,7 @@ import pytest
 
 from asfedbridge import cli
 from asfedbridge.core.errors import BadInput, CallbackFailed
-from asfedbridge.core.protocol import ClientInfo, Round
+from asfedbridge.core.task import ClientInfo, Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.runs.analyze import analyse
 from asfedbridge.runs.callback import CALLBACKS, Callback, Run, make_callback, register_callback

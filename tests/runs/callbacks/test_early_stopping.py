@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks import EarlyStopping
 from asfedbridge.runs.folder import read_rounds, read_summary

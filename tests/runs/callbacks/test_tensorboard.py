@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from asfedbridge.core.protocol import ClientInfo, Round, Task
+from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.runs.callback import Run
 from asfedbridge.runs.callbacks import TensorBoard
 from asfedbridge.runs.callbacks.scalars import MAX_CLIENTS, flat_spec

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.loop import Engine
 from asfedbridge.runs.callback import Callback, Run

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from asfedbridge.analysis.diagnostics import compare
 from asfedbridge.analysis.pairs import choose_clients
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.diagnostics import diagnosed_rounds
 from asfedbridge.runs.folder import RunFolder

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Literal
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run, register_callback
 from asfedbridge.runs.records import RoundRecord, group_means
 

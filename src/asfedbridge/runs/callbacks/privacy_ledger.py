@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import RunFolder
 from asfedbridge.runs.records import RoundRecord

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import round_scalars

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from asfedbridge.core.protocol import Round
+from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import flat_spec, round_scalars
 from asfedbridge.runs.records import RoundRecord

@@ -5,18 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.protocol import (
-    METHODS,
-    Client,
-    ClientInfo,
-    Method,
-    Optimiser,
-    Output,
-    Round,
-    ShortBatch,
-    Task,
-    register,
-)
+from asfedbridge.core.client import Client
+from asfedbridge.core.method import METHODS, Method, register_method
+from asfedbridge.core.task import ClientInfo, Optimiser, Output, Round, ShortBatch, Task
 from asfedbridge.data.loader import Shard
 
 
@@ -137,16 +128,16 @@ def test_clients_rounds_and_stages_draw_differently() -> None:
 
 
 def test_two_methods_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asfedbridge.core.protocol.METHODS", METHODS.copy())
+    monkeypatch.setattr("asfedbridge.core.method.METHODS", METHODS.copy())
     known = set(METHODS)
 
-    @register("a-name")
+    @register_method("a-name")
     class First(Method): ...
 
     assert First.name == "a-name"
     with pytest.raises(ValueError, match="'a-name'"):
 
-        @register("a-name")
+        @register_method("a-name")
         class Second(Method): ...
 
     assert set(METHODS) == known
