@@ -18,6 +18,7 @@ from asfedbridge.report.tables import run_rows
 from asfedbridge.runs.recipes import RECIPES, cpu, extended, paper, quickstart, smoke
 from asfedbridge.runs.records import summarise
 from asfedbridge.runs.spec import later_fields, restored, to_table
+from asfedbridge.runs.summary import parse_summary
 
 TASK = Task(10, 3, 32)
 
@@ -98,10 +99,18 @@ def test_tables_have_the_columns_that_a_method_adds(own: type[Method]) -> None:
         for i, kind in enumerate(("ann", "snn"))
     ]
     clients = [ClientInfo(0, "ann", "resnet18"), ClientInfo(1, "snn", "resnet18")]
-    more = {"method": "own", "data": "digits", "seed": 0, "partition": "iid", "alpha": 1.0, "bn_buffers": "averaged"}
+    more = {
+        "method": "own",
+        "data": "digits",
+        "seed": 0,
+        "rounds": 1,
+        "partition": "iid",
+        "alpha": 1.0,
+        "bn_buffers": "averaged",
+    }
     summary = summarise(own(), clients, records, more | {"wall_seconds": 60.0})
     assert summary["votes"] == {"ann": 70.0, "snn": 71.0, "all": 70.5}
-    head, row = run_rows([summary])
+    head, row = run_rows([parse_summary(summary)])
     cells = dict(zip(head, row, strict=True))
     assert (cells["votes of all ANN"], cells["votes of all all"]) == ("70.00", "70.50")
     assert "Bridge" not in cells
