@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -426,3 +426,74 @@ def test_what_workers_cannot_import_is_said_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(afb.BadInput, match="engine=flower: the participants are objects of this process"):
         afb.federate(federation, rounds=1, out=tmp_path / "run", engine="flower")
+
+
+# What a first trial met
+
+
+class Reads(FedAvg):
+    """A method whose server needs a file that is not there."""
+
+    name = "reads"
+
+    def server_round(self, state: Any, clients: Any, ups: Any, rnd: Any) -> Any:
+        Path("no-such-table.csv").read_text()
+
+
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_a_missing_file_of_a_method_is_not_a_full_disk(engine: str, tmp_path: Path) -> None:
+    spec = replace(afb.recipe("smoke", fleet="2*vgg9@0.0625:ann", rounds=1), method=Reads())
+    with pytest.raises(FileNotFoundError, match=r"no-such-table\.csv"):
+        afb.run(spec, out=tmp_path / "run", engine=engine)
+
+
+def test_a_finished_federation_is_not_resumed_with_other_data(tmp_path: Path) -> None:
+    x, y = stripes(30, 0)
+    out = tmp_path / "run"
+
+    def federate(images: Any) -> Any:
+        client = afb.Participant(Plain, (images, y))
+        return afb.federate(afb.Federation("standalone", [client]), rounds=1, out=out, resume=True)
+
+    assert federate(x).accuracy == federate(x).accuracy
+    with pytest.raises(afb.BadInput, match=f"^out={out}: the folder holds a finished run on other data"):
+        federate(x[::-1].copy())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": -1, "engine": "pool"}, "^workers=-1 must be a number of processes"),
+        ({"workers": "2", "engine": "pool"}, "^workers='2' must be"),
+        ({"callbacks": afb.EarlyStopping()}, "^callbacks=.* must be a list of instances"),
+        ({"callbacks": ["early-stopping"]}, "^callbacks=.* must be a list of instances"),
+        ({"callbacks": [afb.EarlyStopping]}, "^callbacks=.* must be a list of instances"),
+        ({"callbacks": [afb.EarlyStopping()], "engine": "flower"}, "^callbacks: objects cannot be sent"),
+    ],
+)
+def test_arguments_of_run_that_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(afb.BadInput, match=message):
+        afb.run("smoke", out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_out_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(afb.BadInput, match=r"is not a folder; give another out$"):
+        afb.run(afb.recipe("smoke", rounds=1), out=tmp_path / "file")
+
+
+def test_a_metric_that_no_round_has_ends_the_run(tmp_path: Path) -> None:
+    spec = afb.recipe("smoke", fleet="1*vgg9@0.0625:ann", method="standalone", rounds=3)
+    with pytest.raises(afb.CallbackFailed, match="metric=zzz is not in the records"):
+        afb.run(spec, out=tmp_path / "run", callbacks=[afb.EarlyStopping("zzz")])
+
+
+def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asfedbridge as afb\nafb.run(afb.recipe('smoke', rounds=1), out='run', engine='pool', workers=1)"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'needs if __name__ == "__main__":' in done.stderr

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_the_specification_of_a_run_runs_again(finished: Any, tmp_path: Path, ca
     """`show` prints it, the folder holds it, and both mean the same run."""
     assert cli.main(["show", *SMALL]) == 0
     shown = capsys.readouterr().out
-    assert shown == (finished[0] / "spec.toml").read_text()
+    assert tomllib.loads(shown) == tomllib.loads((finished[0] / "spec.toml").read_text())
     (tmp_path / "mine.toml").write_text(shown)
     assert cli.main(["show", str(tmp_path / "mine.toml")]) == 0
     assert capsys.readouterr().out == shown
@@ -780,3 +781,12 @@ def test_a_full_disk_in_a_worker(finished: Any, tmp_path: Path) -> None:
     assert f"--out {out}: cannot write" in err.splitlines()[-1]
     assert cli.main(["run", "--resume", "--out", str(out)]) == 0
     assert same(finished[0], out)
+
+
+def test_words_may_stand_between_options(tmp_path: Path, capsys: Any) -> None:
+    args = cli.parse(["run", "smoke", "--out", str(tmp_path), "rounds=1", "--json", "method=fedavg"])
+    assert args.what == ["smoke", "rounds=1", "method=fedavg"]
+    assert cli.parse(["run", "--out", str(tmp_path), "smoke"]).what == ["smoke"]
+    for words in (["run", "smoke", "--colour", "x"], ["report", str(tmp_path), "--json", "--colour"]):
+        assert cli.main(words) == 2
+        assert "unrecognized arguments: --colour" in capsys.readouterr().err

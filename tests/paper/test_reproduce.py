@@ -142,7 +142,9 @@ def test_states_and_widths(tmp_path: Path) -> None:
     job = job_of(tiny(), 0, tmp_path)
     assert state_of(job) == "to do"
     job.folder.mkdir(parents=True)
-    (job.folder / "rounds.jsonl").write_text(json.dumps({"round": 0, "client": 0}) + "\n")
+    (job.folder / "rounds.jsonl").write_text(
+        json.dumps({"round": 0, "client": 0, "kind": "ann", "uplink_bytes": 0, "downlink_bytes": 0}) + "\n"
+    )
     assert state_of(job) == "round 1 of 1"
     cores = len(os.sched_getaffinity(0))
     assert choose_width([job], cuda=False) == cores

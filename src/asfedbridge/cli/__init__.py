@@ -1,5 +1,6 @@
 """The command line. Only what a command needs is imported, when it runs: help must not wait for torch."""
 
+import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -24,13 +25,14 @@ OPTIONS = (
     (re.compile(r"\bresume=True\b"), "--resume"),
     (re.compile(r"\b(out|workers|engine)="), r"--\1 "),
     (re.compile(r"\banother out\b"), "another --out"),
+    (re.compile(r"; the run was made with the plugin (.*); load it with load_plugin"), r"; add --import \1"),
     (re.compile(r"^import (?=.*\.py: |.*: there is no such)"), "--import "),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        args = build_parser().parse_args(argv)
+        args = parse(argv)
         args.words = sys.argv[1:] if argv is None else list(argv)
         for problem in load_entry_points():
             print(f"asfedbridge: {problem}", file=sys.stderr)
@@ -52,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command. Its RECIPE and KEY=VALUE words may stand anywhere between the options."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    wrong = [word for word in rest if word.startswith("-") or not hasattr(args, "what")]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        args.what = [*args.what, *rest]
+    return args
 
 
 def name_options(error: Exception) -> str:

@@ -28,6 +28,7 @@ from asfedbridge.models.zoo import outline_backbone
 
 SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
 PATIENCE = 2.0  # seconds for an idle worker to end by itself
+STARTING = "while it started"
 
 
 def allot(
@@ -199,7 +200,7 @@ class PoolEngine:
             message = ForkingPickler.dumps(assignment)
         except Exception as error:
             raise BadInput(f"the run cannot be sent to worker processes ({error}); {IMPORTABLE}") from error
-        worker.doing = "while it started"
+        worker.doing = STARTING
         with suppress(ConnectionError):  # its last words are read with the answers
             worker.connection.send_bytes(message)
 
@@ -233,6 +234,11 @@ class PoolEngine:
         worker.process.join(PATIENCE)
         code = worker.process.exitcode or 0
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if worker.doing == STARTING:
+            return WorkerLost(
+                f"worker {worker.number} died ({how}) {STARTING}; a script that uses engine=pool needs "
+                f'if __name__ == "__main__": around what it runs'
+            )
         return WorkerLost(
             f"worker {worker.number} died ({how}) {worker.doing}; what the last checkpoint holds is kept, "
             f"go on with resume=True"
@@ -247,7 +253,7 @@ def rebuild_error(found: Mapping[str, Any], where: str) -> Exception:
         case "Diverged":
             return Diverged(found["text"])
         case "OSError":
-            return OSError(found["errno"], found["strerror"] or found["text"])
+            return OSError(found["errno"], found["strerror"] or found["text"], found["filename"])
     error = RuntimeError(f"{where}: {found['kind']}: {found['text']}")
     error.add_note(f"There, the traceback was:\n{found['trace']}")
     return error

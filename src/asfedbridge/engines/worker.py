@@ -3,6 +3,7 @@
 This module is loaded before workers are forked off; it must not start threads when it is imported.
 """
 
+import os
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -107,8 +108,16 @@ def _answer(clients: ClientHost, header: dict[str, Any], tensors: Payload) -> tu
     raise ValueError(f"a worker does not know how to '{header['do']}'")
 
 
+def _text(name: object) -> str | None:
+    return None if name is None else os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else str(name)
+
+
 def _describe(error: Exception) -> dict[str, Any]:
     """What `pool.rebuild_error` makes an exception of again."""
     kind = next((k.__name__ for k in (BadInput, Diverged, OSError) if isinstance(error, k)), type(error).__name__)
     plain = {"kind": kind, "text": str(error), "trace": traceback.format_exc()}
-    return plain | ({"errno": error.errno, "strerror": error.strerror} if isinstance(error, OSError) else {})
+    return plain | (
+        {"errno": error.errno, "strerror": error.strerror, "filename": _text(error.filename)}
+        if isinstance(error, OSError)
+        else {}
+    )

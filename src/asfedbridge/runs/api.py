@@ -129,15 +129,22 @@ def _execute(
 ) -> Result:
     if engine not in ENGINES:
         raise BadInput(f"engine={engine}: unknown engine; use one of {', '.join(ENGINES)}")
+    if type(workers) is not int or workers < 0:
+        raise BadInput(f"workers={workers!r} must be a number of processes, or 0 for one per core")
     if workers and engine != "pool":
         raise BadInput(f"workers={workers}: the {engine} engine has none; use engine=pool")
+    if isinstance(callbacks, Callback) or not all(isinstance(callback, Callback) for callback in callbacks):
+        raise BadInput(f"callbacks={callbacks!r} must be a list of instances of Callback, e.g. [EarlyStopping()]")
     if resume and out is None:
         raise BadInput("resume=True needs out, the folder of the run to go on with")
     folder = Path(out) if out is not None else default_folder(spec)
     found = find_data_root(str(root) if root is not None else None)
     if engine == "flower":
         if callbacks:
-            raise BadInput("callbacks: the flower engine has none; use engine=local or engine=pool")
+            raise BadInput(
+                "callbacks: objects cannot be sent to the server's process of engine=flower; register the callback and "
+                "name it on the command line, or use engine=local or engine=pool"
+            )
         tell = print if progress else _say_nothing
         importlib.import_module(FLOWER).execute(spec, folder, found, tell, resume)
     else:

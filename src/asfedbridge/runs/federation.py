@@ -85,6 +85,9 @@ class Federation:
     ) -> None:
         if not clients:
             raise BadInput("clients: a federation has at least one Participant")
+        for number, client in enumerate(clients):
+            if not isinstance(client, Participant):
+                raise BadInput(f"clients[{number}]={client!r} must be a Participant(model, dataset)")
         self.method, self.clients, self.recipe, self.classes = method, list(clients), recipe, classes
         self.settings = settings
 

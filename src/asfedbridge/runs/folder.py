@@ -38,6 +38,8 @@ class RunFolder:
     def __init__(self, path: Path, spec: Spec, resume: bool) -> None:
         self.path = path
         self.spec = spec
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"out={path}: is not a folder; give another out")
         old = read_spec(path, base=spec)
         if old is None and path.is_dir() and any(p.name not in BEGINNING for p in path.iterdir()):
             raise BadInput(f"out={path}: the folder holds other files; give a new or empty one")
@@ -127,7 +129,20 @@ def read_spec(path: Path, base: Spec) -> Spec | None:
     A field that was added after the run was made has the value that the run was made with.
     """
     file = path / SPEC
-    return from_table(restored(read_toml(file)), base) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        return from_table(restored(read_toml(file)), base)
+    except BadInput as error:
+        missing = [name for name in read_imports(path) if name not in plugins.FILES]
+        hint = f"; the run was made with the plugin {missing[0]}; load it with load_plugin" if missing else ""
+        raise BadInput(f"{error}{hint}") from None
+
+
+def read_imports(path: Path) -> list[str]:
+    """The plugin files that the run in this folder was made with."""
+    found = read_table(path / ENV, "delete it") if (path / ENV).exists() else None
+    return [name for name in (found or {}).get("imports", []) if isinstance(name, str)]
 
 
 def read_summary(path: Path) -> Summary | None:

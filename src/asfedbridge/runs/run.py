@@ -1,6 +1,7 @@
 """One run from specification to summary: data, fleet, engine, rounds, records, checkpoints."""
 
 import dataclasses
+import os
 import threading
 import time
 from collections import Counter
@@ -158,6 +159,8 @@ def execute(
         folder = RunFolder(out, spec, resume)
         finished = read_summary(folder.path)
         if finished is not None:
+            if finished.data_fingerprint not in ("", setting.fingerprint):
+                raise BadInput(f"out={out}: the folder holds a finished run on other data; give another out")
             return finished
         if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
             with _told(watching, "compiling spiking kernels (on first use only)"):
@@ -165,6 +168,10 @@ def execute(
         with closing(make_engine(engine, spec, setting, folder, device, watching.epoch, workers)) as started:
             return play(spec, setting, folder, watching, started, diagnose=started.diagnose)
     except OSError as error:
+        if error.filename is not None and not Path(os.fsdecode(error.filename)).absolute().is_relative_to(
+            out.absolute()
+        ):
+            raise  # of a method, a model or a callback, not of the run folder
         raise BadInput(
             f"out={out}: cannot write ({error.strerror or error}); free or change the disk, then go on with resume=True"
         ) from error

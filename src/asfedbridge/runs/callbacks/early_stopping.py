@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, nearest
 from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run, register_callback
 from asfedbridge.runs.records import RoundRecord, group_means
@@ -50,10 +50,12 @@ class EarlyStopping(Callback):
 
     def _observe(self, run: Run, records: Sequence[RoundRecord]) -> None:
         key = f"{run.spec.method.reports}.accuracy" if self.metric == "accuracy" else self.metric
-        means = group_means(records).get(key)
-        if means is None:
+        found = group_means(records)
+        if key not in found:
+            if any(name.endswith(".accuracy") for name in found):  # an evaluated round
+                raise BadInput(f"early-stopping: metric={self.metric} is not in the records{nearest(key, found)}")
             return
-        value = means["all"]
+        value = found[key]["all"]
         gain = 0.0 if self.best is None else value - self.best if self.mode == "max" else self.best - value
         if self.best is None or gain > self.min_delta:
             self.best, self.waited = value, 0
