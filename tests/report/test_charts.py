@@ -12,6 +12,7 @@ from asfedbridge.report.curves import trace
 from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.page import _asset
 from asfedbridge.report.pictures import heat_map
+from asfedbridge.runs.analysis_record import ClientRates
 
 
 def test_lines_stand_out_from_their_ground() -> None:
@@ -130,11 +131,15 @@ def test_what_is_received_in_a_round_was_made_before_it() -> None:
 
 
 def test_rates_are_means_over_clients_of_the_first_one_s_steps() -> None:
-    def entry(steps: int, share: float) -> dict[str, object]:
-        return {"T": steps, "levels": [0.0, 1.0, None], "snn": {"stage 1": [share, 1 - share, 0.0]}}
+    def entry(steps: int, share: float, *more: str) -> ClientRates:
+        places = dict.fromkeys(("stage 1", *more), (share, 1 - share, 0.0))
+        return ClientRates(0, steps, (0.0, 1.0, None), {"snn": places})
 
     found = mean_rates([entry(1, 0.5), entry(1, 0.7), entry(2, 0.0)])
     assert found is not None
     assert (found.clients, found.levels) == (2, ["0", "1"])
     assert found.places["stage 1"]["snn"] == pytest.approx([0.6, 0.4])
+    deeper = mean_rates([entry(1, 0.5, "stage 2"), entry(1, 0.7)])
+    assert deeper
+    assert deeper.places["stage 2"]["snn"] == pytest.approx([0.5, 0.5])  # over the clients that have the stage
     assert mean_rates([]) is None

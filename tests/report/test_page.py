@@ -222,8 +222,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
 def test_an_analysis_that_is_none_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "odd", make_spec(rounds=2))
     (tmp_path / "odd" / "analysis.json").write_text(json.dumps({"format": 2, "clients": 5}))
-    with pytest.raises(BadInput, match="odd: is not as a run leaves it"):
-        render_page(gather([tmp_path]), Lead())
+    with pytest.raises(BadInput, match=r"analysis\.json: is not the analysis of a run: clients=5 \(must be a list\)"):
+        gather([tmp_path])
 
 
 def test_a_page_that_cannot_be_written(run: Any, tmp_path: Path) -> None:

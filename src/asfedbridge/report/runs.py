@@ -12,14 +12,15 @@ from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
 from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
 from asfedbridge.report.tables import find_runs, name_data, name_split
-from asfedbridge.runs import ANALYSIS_FILE as ANALYSIS
 from asfedbridge.runs import (
-    ANALYSIS_FORMAT,
     ENV,
     SPEC,
     SUMMARY,
+    Analysis,
+    RoundAnalysis,
     Summary,
     quickstart,
+    read_analysis,
     read_course,
     read_rounds,
     read_spec,
@@ -42,8 +43,8 @@ class Run:
     fields: Fields  # of the specification
     environment: Table
     curves: Curves
-    analysis: Table | None
-    course: list[Table]  # diagnosed rounds, else snapshots that were analysed
+    analysis: Analysis | None
+    course: Sequence[RoundAnalysis]  # diagnosed rounds, else snapshots that were analysed
     costs: Table | None
     reported: Mapping[str, float]  # by the paper, for this cell
     cell: str  # its place in the paper's tables
@@ -101,10 +102,8 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
         pass  # a model of somebody's own, or a field of another version: no cell of the paper
     cell = f"{place.experiment}: {place.cell.row}, {place.cell.column}; this run: {place.scale} scale" if place else ""
     found = reported if reported is not None else place.cell.reported if place else {}
-    analysis = _read_json(folder / ANALYSIS)
-    if analysis and analysis.get("format") != ANALYSIS_FORMAT:
-        analysis = None
-    course = read_course(folder) or (analysis or {}).get("by_round", [])
+    analysis = read_analysis(folder)
+    course = read_course(folder) or (analysis.by_round if analysis else ())
     environment, costs = _read_json(folder / ENV) or {}, _read_json(folder / COSTS)
     return Run(folder, summary, text, fields, environment, curves, analysis, course, costs, found, cell)
 

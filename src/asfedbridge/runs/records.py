@@ -1,19 +1,20 @@
 """Records: one per client and round, and the means that tables show."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from asfedbridge.core import payload
 from asfedbridge.core.protocol import ClientInfo, Method, Point, Round, Upload
 from asfedbridge.engines.failures import Event
+from asfedbridge.runs.json_table import Entries
 
 Record = Mapping[str, Any]
 IDENTITY = ("round", "client", "width")  # numbers of a record that say whose it is
 
 
 @dataclass(frozen=True, eq=False)
-class RoundRecord(Mapping[str, Any]):
+class RoundRecord(Entries):
     """What a client did in a round; the closing visit is the round after the last.
 
     It is also a mapping of the entries of its line in ``rounds.jsonl``: ``record["trained.accuracy"]``.
@@ -30,15 +31,6 @@ class RoundRecord(Mapping[str, Any]):
     def metrics(self) -> dict[str, float]:
         """The numbers that the round produced: losses, accuracies, bytes, seconds."""
         return client_scalars(self.entries)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
 
 def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
