@@ -132,7 +132,7 @@ def test_what_is_received_in_a_round_was_made_before_it() -> None:
 
 def test_rates_are_means_over_clients_of_the_first_one_s_steps() -> None:
     def entry(steps: int, share: float, *more: str) -> ClientRates:
-        places = dict.fromkeys(("stage 1", *more), (share, 1 - share, 0.0))
+        places: dict[str, tuple[float, ...]] = dict.fromkeys(("stage 1", *more), (share, 1 - share, 0.0))
         return ClientRates(0, steps, (0.0, 1.0, None), {"snn": places})
 
     found = mean_rates([entry(1, 0.5), entry(1, 0.7), entry(2, 0.0)])

@@ -211,7 +211,10 @@ def test_unfinished_runs_are_counted(tmp_path: Path) -> None:
     assert "1 finished run, 1 unfinished left out" in (tmp_path / "deep" / "page.html").read_text()
 
 
-@pytest.mark.parametrize(("name", "text"), [("analysis.json", "{"), ("env.json", "[1]"), ("spec.toml", "= 3")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("analysis.json", "{"), ("costs.json", '{"setting": 1}'), ("env.json", "[1]"), ("spec.toml", "= 3")],
+)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     make_run(tmp_path / "damaged", make_spec(rounds=2))
     (tmp_path / "damaged" / name).write_text(text)

@@ -244,7 +244,7 @@ def command_costs(args: argparse.Namespace) -> int:
     else:
         spec = resolve(["paper", *words])
         table = cost_table(spec, *shape_task(spec, **shape), energy=args.energy)
-    print(json.dumps(table) if args.json else render_costs(table))
+    print(json.dumps(table.to_json()) if args.json else render_costs(table))
     return DONE
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -22,6 +22,7 @@ from asfedbridge.runs import (
     Analysis,
     Measure,
     RoundAnalysis,
+    RunCosts,
     Spec,
     Summary,
     Table,
@@ -201,9 +202,9 @@ def _known_analysis(folder: Path, name: str) -> Analysis | None:
         return None
 
 
-def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any] | str]:
+def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, RunCosts | str]:
     """What every finished run costs, by folder; of a run that cannot be measured, the reason."""
-    found: dict[Path, Mapping[str, Any] | str] = {}
+    found: dict[Path, RunCosts | str] = {}
     for job in jobs:
         if job.summary() is None:
             continue

@@ -17,10 +17,12 @@ from asfedbridge.runs import (
     SPEC,
     SUMMARY,
     Analysis,
+    CostTable,
     RoundAnalysis,
     Summary,
     quickstart,
     read_analysis,
+    read_cost_table,
     read_course,
     read_rounds,
     read_spec,
@@ -45,7 +47,7 @@ class Run:
     curves: Curves
     analysis: Analysis | None
     course: Sequence[RoundAnalysis]  # diagnosed rounds, else snapshots that were analysed
-    costs: Table | None
+    costs: CostTable | None
     reported: Mapping[str, float]  # by the paper, for this cell
     cell: str  # its place in the paper's tables
 
@@ -104,7 +106,7 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
     found = reported if reported is not None else place.cell.reported if place else {}
     analysis = read_analysis(folder)
     course = read_course(folder) or (analysis.by_round if analysis else ())
-    environment, costs = _read_json(folder / ENV) or {}, _read_json(folder / COSTS)
+    environment, costs = _read_json(folder / ENV) or {}, read_cost_table(folder / COSTS)
     return Run(folder, summary, text, fields, environment, curves, analysis, course, costs, found, cell)
 
 

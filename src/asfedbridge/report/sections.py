@@ -15,6 +15,7 @@ from asfedbridge.report.palette import GROUPS, cycle, of_clients
 from asfedbridge.report.pictures import refer, shard_picture
 from asfedbridge.report.runs import Run, Table
 from asfedbridge.report.tables import Rows, Titled, client_rows, decimals
+from asfedbridge.runs import CostTable
 
 MOST_CLIENTS = 40  # drawn and listed; a fleet of thousands is not readable one by one
 LONG = 40  # letters of a cell
@@ -131,7 +132,7 @@ def traffic(run: Run, most: int) -> Markup | None:
     )
 
 
-def costs(found: Table | None) -> Markup | None:
+def costs(found: CostTable | None) -> Markup | None:
     """The tables of `asfedbridge costs`, where its JSON stands beside the run."""
     if found is None:
         return None

@@ -16,10 +16,15 @@ from .callback import CallbackList as CallbackList
 from .callback import Run as Run
 from .callback import known_callbacks as known_callbacks
 from .callback import make_callback as make_callback
+from .cost_record import Amounts as Amounts
+from .cost_record import CostTable as CostTable
+from .cost_record import MethodCost as MethodCost
+from .cost_record import RunCosts as RunCosts
+from .cost_record import read_cost_table as read_cost_table
+from .cost_record import read_costs as read_costs
 from .costs import cost_table as cost_table
 from .costs import measure_run as measure_run
 from .costs import paper_costs as paper_costs
-from .costs import read_costs as read_costs
 from .costs import run_costs as run_costs
 from .costs import shape_task as shape_task
 from .diagnostics import read_course as read_course
