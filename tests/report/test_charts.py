@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 
+from asfedbridge.core.protocol import Column
 from asfedbridge.report import palette
 from asfedbridge.report.analysis_figures import mean_rates
 from asfedbridge.report.charts import Line, line_chart, thin, ticks
@@ -123,6 +124,19 @@ def test_who_did_not_take_part_counts_with_its_newest_accuracy() -> None:
     assert curves.clients == {0: [(1, 10), (2, 20)], 1: [(1, 30)]}
     assert curves.traffic["up"] == [(0, 0), (1, 2), (2, 4)]
     assert curves.traffic["down"] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_what_a_method_shows_beside_the_backbones_has_curves() -> None:
+    records = [
+        record(0, 0, "ann", received__accuracy=0.0, received__meme_accuracy=10.0, trained__extra_accuracy=1.0),
+        record(0, 1, "snn", received__accuracy=0.0, received__meme_accuracy=30.0, received__bridge_accuracy=9.0),
+        record(1, 0, "ann", received__accuracy=0.0, received__meme_accuracy=20.0),
+        record(2, 0, "ann", received__accuracy=0.0),
+    ]
+    columns = [Column("bridge", "meme", "Bridge", "Bridge"), Column("extra", "extra", "", "", "trained")]
+    found = trace(records, "received", 2, columns).added
+    assert found == {"bridge": [(0, 20), (1, 25)], "extra": [(1, 1)]}
+    assert trace(records, "received", 2).added == {}
 
 
 def test_what_is_received_in_a_round_was_made_before_it() -> None:

@@ -137,6 +137,11 @@ def test_nothing_from_a_file_runs(tmp_path: Path, together: int) -> None:
     assert page.text.count(EVIL) > 10
 
 
+def test_predictors_beside_the_backbones_have_curves(run: Any) -> None:
+    labels = [value for name, value in read(run[0]).attributes if name == "data-label"]
+    assert labels[labels.index("all clients") + 1] == "Bridge"
+
+
 def test_a_run_without_optional_files(tmp_path: Path) -> None:
     summary = make_run(tmp_path / "bare", make_spec(rounds=3))
     for name in ("rounds.jsonl", "spec.toml", "env.json"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core import BadInput
+from asfedbridge.core import METHODS, BadInput
 from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
 from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
@@ -93,7 +93,8 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     try:
         fields = flatten(tomllib.loads(text))
-        curves = trace(read_rounds(folder), summary.point, summary.played)
+        columns = METHODS[summary.method].columns() if summary.method in METHODS else ()
+        curves = trace(read_rounds(folder), summary.point, summary.played, columns)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
     place = None

@@ -85,8 +85,8 @@ def run_section(run: Run, most: int, drawn: dict[str, str]) -> Markup:
 def accuracy_figures(run: Run, most: int) -> list[Markup | None]:
     curves, point = run.curves, run.summary.point
     lines = [Line(group_name(g), thin(p, most), GROUPS.get(g, cycle(5))) for g, p in curves.groups.items()]
-    if curves.bridge:
-        lines.append(Line("Bridge", thin(curves.bridge, most), GROUPS["bridge"]))
+    titles = {key: column.title for key, column in table_columns().items()}
+    lines += [Line(titles[k], thin(p, most), GROUPS.get(k, cycle(3))) for k, p in curves.added.items()]
     kinds = {c.id: c.kind for c in run.summary.clients}
     some = sorted(curves.clients.items())[:MOST_CLIENTS]
     ours = [
