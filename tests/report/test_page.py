@@ -227,6 +227,32 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
         gather([tmp_path])
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"client": 99}, "rounds.jsonl has client 99, summary.json has not"),
+        (
+            {"received.accuracy": float("nan"), "trained.accuracy": float("nan")},
+            "trained.accuracy must be a number from 0 to 100",
+        ),
+        ({"received.bridge_accuracy": "high"}, "received.bridge_accuracy must be a number from 0 to 100"),
+    ],
+)
+def test_records_that_cannot_be_drawn_are_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    make_run(tmp_path / "odd", make_spec(rounds=2))
+    first, *others = (tmp_path / "odd" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "odd" / "rounds.jsonl").write_text(json.dumps(json.loads(first) | changes) + "\n" + "".join(others))
+    with pytest.raises(BadInput, match=reason):
+        gather([tmp_path])
+
+
+def test_an_environment_of_odd_values_is_shown(tmp_path: Path) -> None:
+    summary = make_run(tmp_path / "odd", make_spec(rounds=2))
+    (tmp_path / "odd" / "env.json").write_text(json.dumps({"imports": 5, "command": 7}))
+    (tmp_path / "odd" / "summary.json").write_text(json.dumps(summary | {"notes": [1]}))
+    assert "imports" in read(tmp_path).text
+
+
 def test_an_analysis_that_is_none_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "odd", make_spec(rounds=2))
     (tmp_path / "odd" / "analysis.json").write_text(json.dumps({"format": 2, "clients": 5}))

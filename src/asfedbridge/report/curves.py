@@ -32,7 +32,7 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
     up = down = 0
     for index, played in sorted(by_round.items()):
         at = float(index + (point == "trained"))  # at `received` nothing of this round has happened yet
-        seen = {r["client"]: float(r[f"{point}.accuracy"]) for r in played if f"{point}.accuracy" in r}
+        seen = {r["client"]: _percent(r, f"{point}.accuracy") for r in played if f"{point}.accuracy" in r}
         newest |= seen
         kinds |= {r["client"]: r["kind"] for r in played}
         for client, accuracy in seen.items():
@@ -47,7 +47,7 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
         for column in columns:
             where = column.point or point
             name = f"{where}.{column.predictor}_accuracy"
-            found = {r["client"]: float(r[name]) for r in played if name in r}
+            found = {r["client"]: _percent(r, name) for r in played if name in r}
             if found:
                 known = beside[column.key]
                 known |= found
@@ -61,3 +61,10 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
                 curves.traffic[direction].pop()  # the closing visit ends the last round
             curves.traffic[direction].append((float(min(index + 1, rounds)), total / MB))
     return curves
+
+
+def _percent(record: Record, name: str) -> float:
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ValueError(f"round {record['round']}, client {record['client']}: {name} must be a number from 0 to 100")
+    return float(value)

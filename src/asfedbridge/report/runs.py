@@ -97,6 +97,8 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
         curves = trace(read_rounds(folder), summary.point, summary.played, columns)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
+    if unknown := curves.clients.keys() - {c.id for c in summary.clients}:
+        raise BadInput(f"{folder}: rounds.jsonl has client {min(unknown)}, summary.json has not; restore the files")
     place = None
     try:
         spec = read_spec(folder, quickstart())

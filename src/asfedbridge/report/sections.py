@@ -104,7 +104,7 @@ def accuracy_figures(run: Run, most: int) -> list[Markup | None]:
 def shards(run: Run, drawn: dict[str, str]) -> Markup | None:
     """Runs on the same shards share one picture."""
     clients = run.summary.clients[:MOST_CLIENTS]
-    if not all(c.labels for c in clients):
+    if not clients or not all(c.labels for c in clients):
         return None  # a run of an earlier version
     picture = shard_picture(
         [c.labels for c in clients],
@@ -149,7 +149,8 @@ def _first(count: int) -> Markup | None:
 
 
 def _commands(run: Run) -> Child:
-    plugins = [word for file in run.environment.get("imports", []) for word in ("--import", str(file))]
+    imports = run.environment.get("imports")
+    plugins = [word for file in (imports if isinstance(imports, list) else ()) for word in ("--import", str(file))]
     again = f"{shlex.join(['asfedbridge', 'run', str(run.folder / 'spec.toml'), *plugins])} --out NEW_FOLDER"
     words = run.environment.get("command")
     typed = shlex.join(["asfedbridge", *map(str, words[1:])]) if isinstance(words, list) and words else ""

@@ -44,6 +44,7 @@ from .recipes import RECIPES as RECIPES
 from .recipes import STAGES as STAGES
 from .recipes import at_scale as at_scale
 from .recipes import quickstart as quickstart
+from .records import EventRecord as EventRecord
 from .records import Record as Record
 from .records import RoundRecord as RoundRecord
 from .records import group_means as group_means

@@ -44,7 +44,9 @@ class JsonTable:
         return str(self._get(name, str, "text", default))
 
     def whole(self, name: str, default: int = REQUIRED) -> int:
-        return int(self._get(name, int, "a whole number", default))
+        value = int(self._get(name, int, "a whole number", default))
+        self._float(name, value)  # tables and charts divide it
+        return value
 
     def number(self, name: str, default: float = REQUIRED) -> float:
         return self._float(name, self._get(name, int | float, "a number", default))

@@ -33,12 +33,24 @@ class RoundRecord(Entries):
         return client_scalars(self.entries)
 
 
+@dataclass(frozen=True, eq=False)
+class EventRecord(Entries):
+    """Something that happened to a client behind a network, as ``rounds.jsonl`` has it."""
+
+    round: int
+    event: str  # absent, lost, refused, returned ...
+    client: int | None  # None: a node that is no client of this run
+    reason: str
+    entries: Mapping[str, Any] = field(repr=False)  # all of the line
+
+
 def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
     """A record from its line; ValueError names the entry that is wrong."""
     kinds = {"round": int, "client": int, "kind": str, "uplink_bytes": int, "downlink_bytes": int}
     found = {"uplink_bytes": 0, "downlink_bytes": 0} | {k: entries[k] for k in kinds if k in entries}
     for name, kind in kinds.items():
-        if type(found.get(name)) is not kind:
+        value = found.get(name)
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
             raise ValueError(f"{name} must be {'text' if kind is str else 'a whole number'}")
     for name, value in entries.items():
         if name.endswith((".accuracy", ".loss")) and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -67,9 +79,19 @@ def make_records(
     ]
 
 
-def event_records(rnd: Round, events: Iterable[Event]) -> list[Record]:
+def parse_event(entries: Mapping[str, Any]) -> EventRecord:
+    """An event from its line; ValueError names the entry that is wrong."""
+    kinds: dict[str, Any] = {"round": int, "event": str, "client": int | None, "reason": str}
+    found: dict[str, Any] = {name: entries.get(name) for name in kinds}
+    for name, kind in kinds.items():
+        if isinstance(found[name], bool) or not isinstance(found[name], kind):
+            raise ValueError(f"{name} must be {'text' if kind is str else 'a whole number'}")
+    return EventRecord(**found, entries=entries)
+
+
+def event_records(rnd: Round, events: Iterable[Event]) -> list[EventRecord]:
     """What happened to clients behind a network; ``folder.read_rounds`` passes over these."""
-    return [{"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason} for e in events]
+    return [parse_event({"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason}) for e in events]
 
 
 def client_scalars(record: Record) -> dict[str, float]:

@@ -110,8 +110,8 @@ def parse_summary(entries: Mapping[str, Any], file: Path = Path("summary.json"))
 
 def _parse_client(entry: JsonTable) -> ClientSummary:
     labels = entry.items("labels", [])
-    if not all(type(label) is int for label in labels):
-        raise entry.wrong("labels", "a list of whole numbers")
+    if not all(type(label) is int and 0 <= label < 2**63 for label in labels):
+        raise entry.wrong("labels", "a list of whole numbers, 0 or more")
     return ClientSummary(
         id=entry.whole("id"),
         kind=entry.text("kind"),
