@@ -25,7 +25,8 @@ from asfedbridge.core.task import Round, Task
 from asfedbridge.kernels.dispatch import use_path
 from asfedbridge.methods.sfedhifi import orthogonality
 from asfedbridge.models.composed import ComposedResNet18
-from asfedbridge.runs.costs import FILE, run_costs
+from asfedbridge.runs.cost_record import MEASURED_COSTS, parse_costs, parse_run_costs, read_costs
+from asfedbridge.runs.costs import run_costs
 
 Make = Callable[..., Client]
 Json = dict[str, Any]
@@ -62,6 +63,43 @@ def test_setting_is_the_papers(paper: Json) -> None:
         "epochs": 5,
         "batch_size": 256,
     }
+
+
+def test_the_record_has_every_entry(paper: Json) -> None:
+    found = parse_costs(paper)
+    assert found.setting.fleet == paper["setting"]["fleet"]
+    assert found.bridge.parameters == paper["bridge"]["parameters"]
+    assert [m.operations["mflops"] for m in found.models] == [m["mflops"] for m in paper["models"]]
+    assert found.configurations["ann+snn:T=4"].bridge
+    assert found.methods["fedavg"].training == paper["methods"]["fedavg"]["training"]
+    assert found.to_json() == paper
+    assert parse_costs({k: v for k, v in paper.items() if k != "format"}).setting == found.setting  # written before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"setting": 5}, "setting=5 (must be an object)"),
+        ({"models": [{}]}, "models[0].model is missing (must be text)"),
+        ({"configurations": {"ann": {"bridge": 1}}}, "configurations.ann.bridge=1 (must be true or false)"),
+        ({"configurations": {"ann": {"bridge": True, "mflops": "x"}}}, 'configurations.ann.mflops="x"'),
+        ({"methods": {"fedavg": {}}}, "methods.fedavg.training is missing"),
+        ({"methods": {"fedavg": {"training": {"ann": {"gflops": []}}, "up_mb": None}}}, "methods.fedavg.up_mb=null"),
+        ({"format": 2}, "format=2 is newer than 1"),
+    ],
+)
+def test_a_wrong_entry_is_named(paper: Json, changes: Json, named: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_costs(paper | changes, Path("somewhere/costs.json"))
+    message = str(caught.value)
+    assert message.startswith("somewhere/costs.json: ")
+    assert named in message
+    assert len(message.splitlines()) == 1
+
+
+def test_costs_of_a_run_that_are_wrong() -> None:
+    with pytest.raises(BadInput, match=r"measured-costs\.json: is not a table of .*: forward is missing"):
+        parse_run_costs({"format": 1})
 
 
 @pytest.mark.parametrize(
@@ -350,8 +388,13 @@ def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], meth
     found = run_costs(tmp_path / "run", tmp_path)
     assert found["forward"].items() <= table["configurations"]["fleet"].items()
     assert found["training"] == table["methods"][method]["training"]
+    content = (tmp_path / "run" / MEASURED_COSTS).read_text()
+    (tmp_path / "run" / MEASURED_COSTS).write_text(content.replace('"up_mb"', '"mb_up"'))
+    assert read_costs(tmp_path / "run") is None
+    assert run_costs(tmp_path / "run", tmp_path) == found  # counted again
+    assert (tmp_path / "run" / MEASURED_COSTS).read_text() == content
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     assert run_costs(tmp_path / "run", tmp_path) == found  # counted once
-    (tmp_path / "run" / FILE).unlink()
+    (tmp_path / "run" / MEASURED_COSTS).unlink()
     with pytest.raises(BadInput, match="last checkpoint is not here"):
         run_costs(tmp_path / "run", tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,15 @@ def make_run(folder: Path, spec: Spec, level: float = 60.0, classes: int = 10) -
 
 
 def make_analysis(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    clients = [{"id": c["id"], "kind": c["kind"]} for c in summary["clients"]]
+    """Writes the analysis of a run; returns its content."""
+    analysis = analysis_content(summary["clients"])
+    (folder / "analysis.json").write_text(json.dumps(analysis))
+    return analysis
+
+
+def analysis_content(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A made-up analysis of these clients, as a summary describes them."""
+    clients = [{key: c[key] for key in ("id", "kind", "model", "width", "T", "accuracy")} for c in described]
 
     def measure(low: float, high: float) -> dict[str, Any]:
         matrix: list[list[float | None]] = [
@@ -66,6 +75,6 @@ def make_analysis(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
     levels = [0.0, 0.25, 0.5, 0.75, 1.0, None]
     rates = [{"client": 9, "T": 4, "images": 3, "levels": levels, "snn": bars, "bridge": bars}]
     by_round: list[dict[str, Any]] = [{"round": n, "accuracy": {}, "rates": [], **measures} for n in (1, 2)]
-    analysis = {"format": 2, "clients": clients, **measures, "rates": rates, "by_round": by_round}
-    (folder / "analysis.json").write_text(json.dumps(analysis))
-    return analysis
+    about = {"format": 2, "method": "as-fedbridge", "data": "cifar10", "seed": 1, "rounds": 2, "specification": "00"}
+    about |= {"data_fingerprint": "00", "point": "trained", "probe_images": 3, "reported": 50.0, "reproduced": True}
+    return {**about, "clients": clients, **measures, "rates": rates, "by_round": by_round}

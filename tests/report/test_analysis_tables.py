@@ -4,14 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.folders import analysis_content
 
 from asfedbridge import cli
 from asfedbridge.paper.experiments import Bench, find_experiment
 from asfedbridge.paper.reproduce import job_of
-from asfedbridge.report.analysis_tables import measure_tables
+from asfedbridge.report.analysis_tables import course_tables, measure_tables
+from asfedbridge.runs.analysis_record import parse_analysis
 
 
-def tables(name: str, analysis: dict[str, Any], client: int | None = None) -> Any:
+def tables(name: str, changes: dict[str, Any], client: int | None = None) -> Any:
+    """Of a made-up analysis of two clients, with these changes."""
+    clients = [{"id": i, "kind": "ann", "model": "vgg9", "width": 1.0, "T": 1, "accuracy": 50.0} for i in range(2)]
+    analysis = parse_analysis(analysis_content(clients) | changes)
     experiment = find_experiment(name)
     cells = experiment.cells(Bench("smoke"))[:1]
     known = {job_of(cells[0], 42, Path("out")).folder: analysis}
@@ -37,10 +42,27 @@ def test_rates_are_shown_for_all_snn_clients_and_for_one() -> None:
 
 def test_blocks_say_at_which_point_clients_were_taken() -> None:
     blocks = {"ann": {"mean": 0.5, "pairs": 10}, "cross": {"mean": None, "pairs": 0}}
-    ((_, rows, _),) = tables("cka", {"reported": 50.0, "point": "trained", "cka": {"blocks": blocks}})
+    ((_, rows, _),) = tables("cka", {"cka": {"blocks": blocks, "matrix": [[1, 0.5], [0.5, 1]]}})
     assert rows[:2] == [
         ["", "accuracy", "point", "ANN pairs", "cross pairs", "n"],
         ["standalone", "50.00", "trained", "0.5000", "-", "1"],
+    ]
+
+
+def test_rounds_are_means_over_seeds() -> None:
+    cells = find_experiment("motivation").cells(Bench("smoke"))[:1]
+    clients = [{"id": i, "kind": "ann", "model": "vgg9", "width": 1.0, "T": 1, "accuracy": 50.0} for i in range(2)]
+    known = {}
+    for seed, accuracy in ((1, 40.0), (2, 60.0)):
+        content = analysis_content(clients)
+        content["by_round"][1]["accuracy"] = {"received": {"all": accuracy}, "trained": {}}
+        known[job_of(cells[0], seed, Path("out")).folder] = parse_analysis(content).by_round
+    ((title, rows, _),) = course_tables(cells, [1, 2, 3], Path("out"), known)
+    assert title.endswith(", round by round")
+    assert rows[0][:6] == ["", "round", "accuracy", "trained", "CKA ANN", "CKA cross"]
+    assert [row[1:6] for row in rows[1:]] == [
+        ["1", "-", "-", "0.8000", "0.3000"],
+        ["2", "50.00", "-", "0.8000", "0.3000"],
     ]
 
 

@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 
+from asfedbridge.core.method import Column
 from asfedbridge.report import palette
 from asfedbridge.report.analysis_figures import mean_rates
 from asfedbridge.report.charts import Line, line_chart, thin, ticks
@@ -12,6 +13,7 @@ from asfedbridge.report.curves import trace
 from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.page import _asset
 from asfedbridge.report.pictures import heat_map
+from asfedbridge.runs.analysis_record import ClientRates
 
 
 def test_lines_stand_out_from_their_ground() -> None:
@@ -124,17 +126,34 @@ def test_who_did_not_take_part_counts_with_its_newest_accuracy() -> None:
     assert curves.traffic["down"] == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_what_a_method_shows_beside_the_backbones_has_curves() -> None:
+    records = [
+        record(0, 0, "ann", received__accuracy=0.0, received__meme_accuracy=10.0, trained__extra_accuracy=1.0),
+        record(0, 1, "snn", received__accuracy=0.0, received__meme_accuracy=30.0, received__bridge_accuracy=9.0),
+        record(1, 0, "ann", received__accuracy=0.0, received__meme_accuracy=20.0),
+        record(2, 0, "ann", received__accuracy=0.0),
+    ]
+    columns = [Column("bridge", "meme", "Bridge", "Bridge"), Column("extra", "extra", "", "", "trained")]
+    found = trace(records, "received", 2, columns).added
+    assert found == {"bridge": [(0, 20), (1, 25)], "extra": [(1, 1)]}
+    assert trace(records, "received", 2).added == {}
+
+
 def test_what_is_received_in_a_round_was_made_before_it() -> None:
     records = [record(i, 0, "ann", received__accuracy=10.0 * i) for i in range(3)]
     assert trace(records, "received", 2).groups["all"] == [(0, 0), (1, 10), (2, 20)]
 
 
 def test_rates_are_means_over_clients_of_the_first_one_s_steps() -> None:
-    def entry(steps: int, share: float) -> dict[str, object]:
-        return {"T": steps, "levels": [0.0, 1.0, None], "snn": {"stage 1": [share, 1 - share, 0.0]}}
+    def entry(steps: int, share: float, *more: str) -> ClientRates:
+        places: dict[str, tuple[float, ...]] = dict.fromkeys(("stage 1", *more), (share, 1 - share, 0.0))
+        return ClientRates(0, steps, (0.0, 1.0, None), {"snn": places})
 
     found = mean_rates([entry(1, 0.5), entry(1, 0.7), entry(2, 0.0)])
     assert found is not None
     assert (found.clients, found.levels) == (2, ["0", "1"])
     assert found.places["stage 1"]["snn"] == pytest.approx([0.6, 0.4])
+    deeper = mean_rates([entry(1, 0.5, "stage 2"), entry(1, 0.7)])
+    assert deeper
+    assert deeper.places["stage 2"]["snn"] == pytest.approx([0.5, 0.5])  # over the clients that have the stage
     assert mean_rates([]) is None

@@ -1,25 +1,28 @@
 """Costs of runs beside the paper's: means over seeds, and a note wherever a value is missing."""
 
 from pathlib import Path
-from typing import Any
 
 from asfedbridge.paper.experiments import Bench, Cell, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.cost_tables import experiment_costs
+from asfedbridge.runs.cost_record import MethodCost, RunCosts
 
 SPEC = Bench("smoke").spec("fedavg", "cifar100")
 CELL = Cell("snn:T=2", "alike", SPEC, {}, (0.0, 0.0, 81.69))
 EXPERIMENT = Experiment("necessity", "A title", "A claim.", lambda bench: [CELL], costs="computation")
 
 
-def forward(msops: float | None) -> dict[str, Any]:
-    return {"forward": {"mflops": 0.0, "mbitops": 0.0, "msops_by_rate": msops, "dense_mflops": 4.0}}
+def forward(msops: float | None) -> RunCosts:
+    amounts = {"mflops": 0.0, "mbitops": 0.0, "msops_by_rate": msops, "dense_mflops": 4.0}
+    return RunCosts(amounts, MethodCost(), {})
 
 
-def row(*runs: dict[str, Any] | str | None) -> list[str]:
+def row(*runs: RunCosts | str | None) -> list[str]:
     """The row of a cell whose runs were found so, seed by seed."""
     seeds = list(range(len(runs)))
-    known = {job_of(CELL, seed, Path("out")).folder: run for seed, run in zip(seeds, runs, strict=True) if run}
+    known = {
+        job_of(CELL, seed, Path("out")).folder: run for seed, run in zip(seeds, runs, strict=True) if run is not None
+    }
     [(title, rows, _)] = experiment_costs(EXPERIMENT, [CELL], seeds, Path("out"), known)
     assert title.startswith("alike: ")
     assert rows[0] == ["", "MFLOPs", "paper", "MBitOPs", "paper", "MSOPs", "paper", "SNN dense MFLOPs", "n", "note"]

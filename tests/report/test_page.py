@@ -137,6 +137,11 @@ def test_nothing_from_a_file_runs(tmp_path: Path, together: int) -> None:
     assert page.text.count(EVIL) > 10
 
 
+def test_predictors_beside_the_backbones_have_curves(run: Any) -> None:
+    labels = [value for name, value in read(run[0]).attributes if name == "data-label"]
+    assert labels[labels.index("all clients") + 1] == "Bridge"
+
+
 def test_a_run_without_optional_files(tmp_path: Path) -> None:
     summary = make_run(tmp_path / "bare", make_spec(rounds=3))
     for name in ("rounds.jsonl", "spec.toml", "env.json"):
@@ -211,7 +216,10 @@ def test_unfinished_runs_are_counted(tmp_path: Path) -> None:
     assert "1 finished run, 1 unfinished left out" in (tmp_path / "deep" / "page.html").read_text()
 
 
-@pytest.mark.parametrize(("name", "text"), [("analysis.json", "{"), ("env.json", "[1]"), ("spec.toml", "= 3")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("analysis.json", "{"), ("costs.json", '{"setting": 1}'), ("env.json", "[1]"), ("spec.toml", "= 3")],
+)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
     make_run(tmp_path / "damaged", make_spec(rounds=2))
     (tmp_path / "damaged" / name).write_text(text)
@@ -219,11 +227,37 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
         gather([tmp_path])
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"client": 99}, "rounds.jsonl has client 99, summary.json has not"),
+        (
+            {"received.accuracy": float("nan"), "trained.accuracy": float("nan")},
+            "trained.accuracy must be a number from 0 to 100",
+        ),
+        ({"received.bridge_accuracy": "high"}, "received.bridge_accuracy must be a number from 0 to 100"),
+    ],
+)
+def test_records_that_cannot_be_drawn_are_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    make_run(tmp_path / "odd", make_spec(rounds=2))
+    first, *others = (tmp_path / "odd" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "odd" / "rounds.jsonl").write_text(json.dumps(json.loads(first) | changes) + "\n" + "".join(others))
+    with pytest.raises(BadInput, match=reason):
+        gather([tmp_path])
+
+
+def test_an_environment_of_odd_values_is_shown(tmp_path: Path) -> None:
+    summary = make_run(tmp_path / "odd", make_spec(rounds=2))
+    (tmp_path / "odd" / "env.json").write_text(json.dumps({"imports": 5, "command": 7}))
+    (tmp_path / "odd" / "summary.json").write_text(json.dumps(summary | {"notes": [1]}))
+    assert "imports" in read(tmp_path).text
+
+
 def test_an_analysis_that_is_none_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "odd", make_spec(rounds=2))
     (tmp_path / "odd" / "analysis.json").write_text(json.dumps({"format": 2, "clients": 5}))
-    with pytest.raises(BadInput, match="odd: is not as a run leaves it"):
-        render_page(gather([tmp_path]), Lead())
+    with pytest.raises(BadInput, match=r"analysis\.json: is not the analysis of a run: clients=5 \(must be a list\)"):
+        gather([tmp_path])
 
 
 def test_a_page_that_cannot_be_written(run: Any, tmp_path: Path) -> None:

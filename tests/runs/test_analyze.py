@@ -17,6 +17,7 @@ from asfedbridge.core.task import Point, Round
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.turn import evaluate
 from asfedbridge.report.analyses import render_analyses
+from asfedbridge.runs.analysis_record import Analyses, Analysis, parse_analysis, read_analysis
 from asfedbridge.runs.analyze import analyse
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import read_rounds
@@ -62,8 +63,8 @@ def play(spec: Spec, out: Path, **options: Any) -> Summary:
     return execute(spec, out, out.parent, **options)
 
 
-def measure(*folders: Path) -> list[dict[str, Any]]:
-    return list(analyse(folders, folders[0].parent, quiet)["runs"])
+def measure(*folders: Path) -> tuple[Analysis, ...]:
+    return analyse(folders, folders[0].parent, quiet).runs
 
 
 def files_in(folder: Path) -> dict[str, str]:
@@ -81,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def analysed(runs: Path) -> dict[str, Any]:
+def analysed(runs: Path) -> Analyses:
     return analyse([runs / method for method in MAIN], runs, quiet)
 
 
@@ -129,8 +130,8 @@ def test_snapshots_hold_the_clients_of_their_round(runs: Path) -> None:
 # What is found
 
 
-def test_every_run_has_its_numbers(analysed: dict[str, Any], runs: Path) -> None:
-    for run, method in zip(analysed["runs"], MAIN, strict=True):
+def test_every_run_has_its_numbers(analysed: Analyses, runs: Path) -> None:
+    for run, method in zip(analysed.runs, MAIN, strict=True):
         assert run["method"] == method
         assert run["folder"] == str(runs / method)
         assert run["reproduced"] is True
@@ -150,21 +151,22 @@ def test_every_run_has_its_numbers(analysed: dict[str, Any], runs: Path) -> None
         assert len(run["gradients"]["tensors"]) == 22
         written = json.loads((runs / method / "analysis.json").read_text())
         assert {"folder": run["folder"], **written} == run
+        assert read_analysis(runs / method) == written
 
 
-def test_one_kernel_for_all_runs_of_a_data_set(analysed: dict[str, Any], runs: Path, tmp_path: Path) -> None:
-    widths = {(run["mmd"]["bandwidth"], run["mmd"]["bandwidth_runs"]) for run in analysed["runs"]}
+def test_one_kernel_for_all_runs_of_a_data_set(analysed: Analyses, runs: Path, tmp_path: Path) -> None:
+    widths = {(run["mmd"]["bandwidth"], run["mmd"]["bandwidth_runs"]) for run in analysed.runs}
     assert len(widths) == 1
     assert next(iter(widths))[1] == 3
     shutil.copytree(runs / "fedavg", tmp_path / "alone")
     (alone,) = measure(tmp_path / "alone")
     assert alone["mmd"]["bandwidth_runs"] == 1
-    assert alone["mmd"]["bandwidth"] != analysed["runs"][1]["mmd"]["bandwidth"]
-    assert alone["cka"] == analysed["runs"][1]["cka"]
+    assert alone["mmd"]["bandwidth"] != analysed.runs[1]["mmd"]["bandwidth"]
+    assert alone["cka"] == analysed.runs[1]["cka"]
 
 
-def test_rates_of_ports_are_there_where_there_is_a_bridge(analysed: dict[str, Any]) -> None:
-    for run, method in zip(analysed["runs"], MAIN, strict=True):
+def test_rates_of_ports_are_there_where_there_is_a_bridge(analysed: Analyses) -> None:
+    for run, method in zip(analysed.runs, MAIN, strict=True):
         assert [r["client"] for r in run["rates"]] == [2, 3]
         for entry in run["rates"]:
             assert entry["levels"] == [0, 0.5, 1, None]
@@ -173,8 +175,8 @@ def test_rates_of_ports_are_there_where_there_is_a_bridge(analysed: dict[str, An
             assert all(shares[-1] == 0 for shares in entry["snn"].values())
 
 
-def test_snapshots_are_told_by_round(analysed: dict[str, Any], runs: Path) -> None:
-    run = analysed["runs"][1]
+def test_snapshots_are_told_by_round(analysed: Analyses, runs: Path) -> None:
+    run = analysed.runs[1]
     assert [(e["round"], e["point"]) for e in run["by_round"]] == [(1, "trained"), (2, "trained")]
     records = read_rounds(runs / "fedavg")
     for entry in run["by_round"]:
@@ -185,20 +187,93 @@ def test_snapshots_are_told_by_round(analysed: dict[str, Any], runs: Path) -> No
     # FedAvg is judged after the last aggregate, which makes clients of one kind alike: not so before it.
     assert run["gradients"]["blocks"]["ann"]["mean"] > run["by_round"][1]["gradients"]["blocks"]["ann"]["mean"]
     # A method that is judged after training ends in its last snapshot.
-    final, last = analysed["runs"][2], analysed["runs"][2]["by_round"][-1]
+    final, last = analysed.runs[2], analysed.runs[2]["by_round"][-1]
     assert {k: final[k] for k in ("cka", "mmd", "gradients", "rates")} == {
         k: last[k] for k in ("cka", "mmd", "gradients", "rates")
     }
 
 
-def test_correlations_are_over_the_runs_of_a_data_set(analysed: dict[str, Any]) -> None:
-    (table,) = analysed["correlation"]
+def test_correlations_are_over_the_runs_of_a_data_set(analysed: Analyses) -> None:
+    (table,) = analysed.to_json()["correlation"]
     assert table["data"] == "digits"
     found = table["gradients"]["cross"]
-    x = [run["gradients"]["blocks"]["cross"]["mean"] for run in analysed["runs"]]
-    y = [run["reported"] for run in analysed["runs"]]
+    x = [run["gradients"]["blocks"]["cross"]["mean"] for run in analysed.runs]
+    y = [run["reported"] for run in analysed.runs]
     assert found["n"] == 3
     assert found["r"] == pytest.approx(float(torch.corrcoef(torch.tensor([x, y], dtype=torch.float64))[0, 1]))
+
+
+# The record: typed, checked when it is read
+
+
+def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """The content with one entry changed, or removed if the value is ``...``."""
+    content = json.loads(json.dumps(content))
+    *way, last = [int(step) if step.isdecimal() else step for step in path.split("/")]
+    place = content
+    for step in way:
+        place = place[step]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return content
+
+
+def test_attributes_have_their_types(analysed: Analyses, runs: Path) -> None:
+    found = read_analysis(runs / "fedavg")
+    assert found
+    assert (found.method, found.point, found.probe_images, found.reproduced) == ("fedavg", "received", 40, True)
+    assert [(c.id, c.kind) for c in found.clients] == [(0, "ann"), (1, "ann"), (2, "snn"), (3, "snn")]
+    assert found.measures["mmd"].bandwidth_runs == 3
+    assert found.measures["cka"].matrix[0][3] == found["cka"]["matrix"][0][3]
+    assert found.measures["cka"].mean("cross") == found["cka"]["blocks"]["cross"]["mean"]
+    assert found.measures["cka"].mean("bnn") is None
+    assert [entry.round for entry in found.by_round] == [1, 2]
+    assert found.by_round[0].accuracy["trained"]["all"] == found["by_round"][0]["accuracy"]["trained"]["all"]
+    assert [list(rates.shares) for rates in found.rates] == [["snn"], ["snn"]]
+    assert list(analysed.runs[0].rates[0].shares) == ["snn", "bridge"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("method", ..., "method is missing (must be text)"),
+        ("reproduced", 1, "reproduced=1 (must be true or false)"),
+        ("clients", 5, "clients=5 (must be a list)"),
+        ("clients/1/kind", None, "clients[1].kind=null"),
+        ("cka", [], "cka=[] (must be an object)"),
+        ("cka/blocks/ann/mean", "high", 'cka.blocks.ann.mean="high"'),
+        ("cka/blocks/ann/mean", float("nan"), "(must be a finite number)"),
+        ("mmd/matrix", [[1.0]], "mmd.matrix=[[1.0]] (must be 4 rows of 4 numbers, one for each client)"),
+        ("mmd/matrix/2", "x", 'mmd.matrix[2]="x" (must be a list)'),
+        ("mmd/matrix/2/1", "x", "(must be a list of numbers)"),
+        ("gradients/matrix/0/1", float("inf"), "(must be a list of finite numbers)"),
+        ("rates/0/levels", [0.0], "(must be 1 numbers from 0 to 1, one for each level)"),
+        ("rates/1/snn/output/0", -1.0, "rates[1].snn.output"),
+        ("by_round/0/round", "one", 'by_round[0].round="one"'),
+        ("by_round/1/mmd", ..., "by_round[1].mmd is missing"),
+    ],
+)
+def test_a_wrong_entry_is_named(analysed: Analyses, path: str, value: Any, named: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_analysis(changed(analysed.runs[1].to_json(), path, value), Path("somewhere/analysis.json"))
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.startswith("somewhere/analysis.json: is not the analysis of a run: ")
+    assert named in message
+
+
+def test_other_formats(analysed: Analyses, tmp_path: Path) -> None:
+    assert read_analysis(tmp_path) is None
+    for old in (..., 1):
+        (tmp_path / "analysis.json").write_text(json.dumps(changed(analysed.runs[1].to_json(), "format", old)))
+        assert read_analysis(tmp_path) is None
+    with pytest.raises(BadInput, match="format=3 is newer than 2"):
+        parse_analysis(changed(analysed.runs[1].to_json(), "format", 3))
+    (tmp_path / "analysis.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"analysis\.json: is not a JSON object"):
+        read_analysis(tmp_path)
 
 
 # Both points of every run
@@ -206,14 +281,14 @@ def test_correlations_are_over_the_runs_of_a_data_set(analysed: dict[str, Any]) 
 
 @pytest.mark.parametrize("method", MAIN)
 def test_final_clients_can_be_taken_at_either_point(
-    method: str, analysed: dict[str, Any], runs: Path, tmp_path: Path
+    method: str, analysed: Analyses, runs: Path, tmp_path: Path
 ) -> None:
     """The last checkpoint has both; accuracies are those that the run recorded at the point."""
     shutil.copytree(runs / method, tmp_path / "run")
     before = (tmp_path / "run" / "analysis.json").read_bytes()
-    default = next(run for run in analysed["runs"] if run["method"] == method)
+    default = next(run for run in analysed.runs if run["method"] == method)
     other: Point = "trained" if default["point"] == "received" else "received"
-    (found,) = analyse([tmp_path / "run"], tmp_path, quiet, other)["runs"]
+    (found,) = analyse([tmp_path / "run"], tmp_path, quiet, other).runs
     assert (found["point"], found["reproduced"]) == (other, True)
     assert (tmp_path / "run" / "analysis.json").read_bytes() == before
     assert json.loads((tmp_path / "run" / f"analysis-{other}.json").read_text())["point"] == other
@@ -346,7 +421,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_named(runs: Path, tmp_path: Pat
     assert "the run's last checkpoint is not here" in one_line(tmp_path / "run")
 
 
-def test_the_command_prints_tables_or_json(analysed: dict[str, Any], runs: Path, capsys: Any) -> None:
+def test_the_command_prints_tables_or_json(analysed: Analyses, runs: Path, capsys: Any) -> None:
     text = render_analyses(analysed)
     assert "correlation with accuracy on digits" in text
     assert f"{runs / 'fedavg'}, by round" in text

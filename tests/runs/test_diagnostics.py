@@ -77,7 +77,7 @@ def test_every_so_many_rounds_and_the_last_one(run: Path) -> None:
 
 def test_it_is_what_the_snapshots_of_these_rounds_say(run: Path) -> None:
     """Live clients and clients rebuilt from files, to the last bit; the bandwidth is chosen otherwise there."""
-    (found,) = analyse([run], run.parent, lambda line: None)["runs"]
+    (found,) = analyse([run], run.parent, lambda line: None).runs
     course = read_course(run)
     snapshots = {entry["round"]: entry for entry in found["by_round"]}
     assert [entry["round"] for entry in course] == [2, 3]
@@ -87,6 +87,13 @@ def test_it_is_what_the_snapshots_of_these_rounds_say(run: Path) -> None:
         assert entry["accuracy"]["received"].keys() == {"ann", "snn", "all"}
         for measure in ("cka", "gradients"):
             assert entry[measure]["blocks"] == then[measure]["blocks"]
+
+
+def test_a_line_that_is_none_is_named(run: Path, tmp_path: Path) -> None:
+    first, second = (run / DIAGNOSTICS).read_text().splitlines()
+    (tmp_path / DIAGNOSTICS).write_text(first + "\n" + json.dumps({**json.loads(second), "cka": {"blocks": 5}}) + "\n")
+    with pytest.raises(BadInput, match=r"diagnostics\.jsonl: .*line 2: cka\.blocks=5 \(must be an object\)"):
+        read_course(tmp_path)
 
 
 def test_training_does_not_notice(run: Path, tmp_path: Path) -> None:

@@ -202,10 +202,28 @@ def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path
     folder.add_records([entry(1)])
     assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1)]
     assert read_events(tmp_path) == lost
+    assert [(e.round, e.event, e.client, e.reason) for e in lost] == [(1, "lost", 1, "node unavailable")]
     assert folder.begin(2) == [entry(0), entry(0, 1), entry(1)]
     assert read_events(tmp_path) == lost
     folder.begin(1)
     assert read_events(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"client": "1"}, "client must be a whole number"),
+        ({"event": None}, "event must be text"),
+        ({"reason": 5}, "reason must be text"),
+    ],
+)
+def test_an_event_that_is_none_is_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    event = {"round": 1, "event": "refused", "client": None, "reason": "not of this run"}
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(event) + "\n")
+    assert [e.client for e in read_events(tmp_path)] == [None]
+    (tmp_path / "rounds.jsonl").write_text(f"{json.dumps(event)}\n{json.dumps(event | changes)}\n")
+    with pytest.raises(BadInput, match=rf"rounds\.jsonl: line 2 is damaged: {reason}"):
+        read_events(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_there_are_published_results() -> None:
         ("clients/1/train", ..., "clients[1].train is missing"),
         ("clients/0/accuracy", "high", 'clients[0].accuracy="high"'),
         ("clients/0/labels", ["a"], "clients[0].labels"),
+        ("clients/0/labels", [3, -1], "clients[0].labels=[3, -1] (must be a list of whole numbers, 0 or more)"),
+        ("uplink_bytes", 10**400, "uplink_bytes=1000"),
         ("stopped_early/rounds", "all", 'stopped_early.rounds="all"'),
     ],
 )

@@ -107,7 +107,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
     from asfedbridge.data import data_root
     from asfedbridge.paper.experiments import Bench, add_own, check_settings, choose_client, find_experiment, select
     from asfedbridge.paper.reproduce import choose_width, measure, measure_costs, plan, play, read_courses
-    from asfedbridge.report.analysis_tables import measure_tables
+    from asfedbridge.report.analysis_tables import course_tables, measure_tables
     from asfedbridge.report.cost_tables import experiment_costs
     from asfedbridge.report.experiment_page import write_experiment
     from asfedbridge.report.experiment_tables import collect
@@ -154,9 +154,10 @@ def command_reproduce(args: argparse.Namespace) -> int:
     if experiment.costs:
         found = measure_costs(jobs, data_root(args.data_root), _tell)
         measured = experiment_costs(experiment, cells, args.seeds, out, found)
-    if experiment.analysis:
-        by_round = experiment.analysis == "diagnostics"
-        known = read_courses(jobs) if by_round else measure(jobs, data_root(args.data_root), _tell, args.point)
+    if experiment.analysis == "diagnostics":
+        measured += course_tables(cells, args.seeds, out, read_courses(jobs))
+    elif experiment.analysis:
+        known = measure(jobs, data_root(args.data_root), _tell, args.point)
         measured += measure_tables(experiment, cells, args.seeds, out, known, client)
     page = write_experiment(out, experiment, results, args.seeds, command, measured)
     print(page, end="")
@@ -212,7 +213,7 @@ def command_analyze(args: argparse.Namespace) -> int:
     written = "\n".join(f"written: {file}" for file in files)
     print(f"{render_analyses(found)}\n\n{written}", file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(found.to_json()))
     return DONE
 
 
@@ -243,7 +244,7 @@ def command_costs(args: argparse.Namespace) -> int:
     else:
         spec = resolve(["paper", *words])
         table = cost_table(spec, *shape_task(spec, **shape), energy=args.energy)
-    print(json.dumps(table) if args.json else render_costs(table))
+    print(json.dumps(table.to_json()) if args.json else render_costs(table))
     return DONE
 
 

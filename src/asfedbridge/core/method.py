@@ -58,6 +58,7 @@ class Method(ABC):
     partial: ClassVar[bool] = False  # a payload may be any part of what is declared: owned classes, chosen layers
     continues: ClassVar[bool] = False  # an upload is the download, trained on: one running state, name by name
     fused_with: ClassVar[str] = ""  # the predictor whose probabilities are averaged with the backbone's (`fused`)
+    rate_ports: ClassVar[str] = ""  # the client's module whose ports emit firing rates; "": none
     pools_data: ClassVar[bool] = False  # not federated: the first client of each model trains on everybody's data
     family: ClassVar[str] = ""  # the only family of models that it can train; "": any
     twin_start: ClassVar[bool] = True  # SNN clients can train as their ANN twins in the first rounds

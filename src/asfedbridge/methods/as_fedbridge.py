@@ -55,6 +55,7 @@ def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> T
 class ASFedBridge(BridgeSharing):
     module: ClassVar[str] = "bridge"
     fused_with: ClassVar[str] = "bridge"
+    rate_ports: ClassVar[str] = "bridge"
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "short": {"snn_loss": "ce"},  # TET makes the start slower
         # Chosen among three settings on a validation cut of the training images (docs/results.md).

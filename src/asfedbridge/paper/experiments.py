@@ -14,7 +14,7 @@ from asfedbridge.paper import tables
 from asfedbridge.runs import Spec, apply_overrides, at_scale, method_fields, parse_fleet
 
 Scale = Literal["paper", "cpu", "smoke"]
-CostTable = Literal["computation", "communication"]  # of one example: a forward pass; payloads and a training round
+CostColumns = Literal["computation", "communication"]  # of one example: a forward pass; payloads and a training round
 CIFAR = ("cifar10", "cifar100")
 ALL_DATA = (*CIFAR, "tiny-imagenet", "cifar10-dvs")
 MAIN = (
@@ -109,7 +109,7 @@ class Experiment:
     claim: str  # of the paper, in our words
     cells: Callable[[Bench], list[Cell]]
     analysis: str = ""  # what the table shows beside accuracy: a measure of `analyze`, or "diagnostics" by round
-    costs: CostTable | None = None  # what of `costs` it shows, measured on the runs
+    costs: CostColumns | None = None  # what of `costs` it shows, measured on the runs
     rows: tuple[str, ...] = ()  # the default rows; empty: all
 
 
@@ -121,7 +121,7 @@ def _experiment(
     title: str,
     claim: str,
     analysis: str = "",
-    costs: CostTable | None = None,
+    costs: CostColumns | None = None,
     rows: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
     def enter(cells: Callable[[Bench], list[Cell]]) -> Callable[[Bench], list[Cell]]:

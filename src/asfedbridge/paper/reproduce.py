@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -19,6 +19,10 @@ from asfedbridge.core import FILES, BadInput, Diverged, Point, load_all
 from asfedbridge.engines import count_cores, deaf_to_ctrl_c, end_with_parent, worker_context
 from asfedbridge.paper.experiments import Cell
 from asfedbridge.runs import (
+    Analysis,
+    Measure,
+    RoundAnalysis,
+    RunCosts,
     Spec,
     Summary,
     Table,
@@ -166,36 +170,41 @@ def state_of(job: Job) -> str:
     return f"round {records[-1]['round'] + 1} of {job.spec.rounds}" if records else "to do"
 
 
-def read_courses(jobs: Sequence[Job]) -> dict[Path, Mapping[str, Any]]:
-    """The diagnosed rounds of every finished run, by folder, in the layout of ``analysis.json``."""
-    return {job.folder: {"by_round": read_course(job.folder)} for job in jobs if job.summary() is not None}
+def read_courses(jobs: Sequence[Job]) -> dict[Path, list[RoundAnalysis]]:
+    """The diagnosed rounds of every finished run, by folder."""
+    return {job.folder: read_course(job.folder) for job in jobs if job.summary() is not None}
 
 
-def measure(jobs: Sequence[Job], root: Path, tell: Tell, point: Point | None = None) -> dict[Path, Mapping[str, Any]]:
+def measure(jobs: Sequence[Job], root: Path, tell: Tell, point: Point | None = None) -> dict[Path, Analysis]:
     """The analysis at ``point`` of every finished run, by folder: made once for all of them together.
 
     Methods are comparable in MMD only with one bandwidth, so runs are measured anew when their company has changed.
     """
     names = {job.folder: file_name(job.spec, point) for job in jobs if job.summary() is not None}
     folders = list(names)
-    known: dict[Path, Mapping[str, Any]] = {
-        folder: found for folder, name in names.items() if (found := read_analysis(folder, name)) is not None
-    }
-    companies: dict[str, list[Mapping[str, Any]]] = {}
+    known = {folder: found for folder, name in names.items() if (found := _known_analysis(folder, name)) is not None}
+    companies: dict[str, list[Measure]] = {}
     for run in known.values():
-        companies.setdefault(run["data_fingerprint"], []).append(run)
+        companies.setdefault(run.data_fingerprint, []).append(run.measures["mmd"])
     settled = all(
-        len({run["mmd"]["bandwidth"] for run in runs}) == 1 and runs[0]["mmd"]["bandwidth_runs"] == len(runs)
-        for runs in companies.values()
+        len({mmd.bandwidth for mmd in runs}) == 1 and runs[0].bandwidth_runs == len(runs) for runs in companies.values()
     )
     if len(known) < len(folders) or not settled:
-        known = dict(zip(folders, analyse(folders, root, tell, point)["runs"], strict=True))
+        known = dict(zip(folders, analyse(folders, root, tell, point).runs, strict=True))
     return known
 
 
-def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, Mapping[str, Any] | str]:
+def _known_analysis(folder: Path, name: str) -> Analysis | None:
+    """None where the run is measured anew: there is no file, or it is damaged."""
+    try:
+        return read_analysis(folder, name)
+    except BadInput:
+        return None
+
+
+def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, RunCosts | str]:
     """What every finished run costs, by folder; of a run that cannot be measured, the reason."""
-    found: dict[Path, Mapping[str, Any] | str] = {}
+    found: dict[Path, RunCosts | str] = {}
     for job in jobs:
         if job.summary() is None:
             continue

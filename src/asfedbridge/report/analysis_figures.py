@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asfedbridge.analysis import CROSS
 from asfedbridge.report.charts import Line, figure, group_name, key_of, legend, line_chart, name_clients, thin
 from asfedbridge.report.curves import Points
 from asfedbridge.report.markup import Markup, tag
 from asfedbridge.report.palette import GROUPS, Style, cycle
 from asfedbridge.report.pictures import heat_map, rate_bars
-from asfedbridge.report.runs import Table
+from asfedbridge.runs import Analysis, ClientRates, Measure, RoundAnalysis
 
 MEASURES = {
     "cka": ("Linear CKA of features: 1 is alike", "seq"),
@@ -17,23 +18,23 @@ MEASURES = {
 }
 
 
-def analyses(found: Table | None) -> list[Markup | None]:
+def analyses(found: Analysis | None) -> list[Markup | None]:
     if found is None:
         return []
-    names = name_clients([(c["id"], c["kind"]) for c in found["clients"]])
+    names = name_clients([(c.id, c.kind) for c in found.clients])
     parts: list[Markup | None] = []
     for measure, (caption, ramp) in MEASURES.items():
-        matrix = found[measure]["matrix"]
+        matrix = found.measures[measure].matrix
         high = max([v for row in matrix for v in row if v is not None], default=1.0) if measure == "mmd" else 1.0
         low = -1.0 if ramp == "div" else 0.0
-        means = [f"{group_name(b)} {v['mean']:.3f}" for b, v in _blocks(found[measure]) if v["mean"] is not None]
+        means = [f"{group_name(b)} {mean:.3f}" for b, mean in _means(found.measures[measure])]
         picture = heat_map(matrix, names, low, high, ramp, caption)
         parts.append(figure(caption, picture, tag("p", "means: ", ", ".join(means) or "none", class_="quiet")))
-    parts.append(rates(found["rates"]))
+    parts.append(rates(found.rates))
     return parts
 
 
-def courses(course: Sequence[Table], most: int) -> list[Markup | None]:
+def courses(course: Sequence[RoundAnalysis], most: int) -> list[Markup | None]:
     """Each measure over rounds; curves have at most so many points."""
     parts: list[Markup | None] = []
     for measure, (caption, _) in MEASURES.items():
@@ -46,13 +47,12 @@ def courses(course: Sequence[Table], most: int) -> list[Markup | None]:
     return parts
 
 
-def blocks_by_round(course: Sequence[Table], measure: str) -> dict[str, Points]:
+def blocks_by_round(course: Sequence[RoundAnalysis], measure: str) -> dict[str, Points]:
     """The mean of each block over rounds; a round without a value is left out."""
     blocks: dict[str, Points] = {}
     for entry in course:
-        for block, value in _blocks(entry[measure]):
-            if value["mean"] is not None:
-                blocks.setdefault(block, []).append((float(entry["round"]), float(value["mean"])))
+        for block, mean in _means(entry.measures[measure]):
+            blocks.setdefault(block, []).append((float(entry.round), mean))
     return blocks
 
 
@@ -66,23 +66,23 @@ class Rates:
     places: dict[str, dict[str, list[float]]]  # by stage, then snn or bridge
 
 
-def mean_rates(entries: Sequence[Table]) -> Rates | None:
-    alike = [e for e in entries if e["T"] == entries[0]["T"]]
+def mean_rates(entries: Sequence[ClientRates]) -> Rates | None:
+    alike = [e for e in entries if e.T == entries[0].T]
     if not alike:
         return None
     places: dict[str, dict[str, list[float]]] = {}
     for who in ("snn", "bridge"):
-        for place in alike[0].get(who, {}):
-            columns = zip(*(e[who][place] for e in alike), strict=True)
-            places.setdefault(place, {})[who] = [sum(c) / len(c) for c in columns]
-    levels = ["other" if v is None else f"{v:g}" for v in alike[0]["levels"]]
+        for place in alike[0].shares.get(who, {}):
+            having = [found[place] for e in alike if place in (found := e.shares.get(who, {}))]
+            places.setdefault(place, {})[who] = [sum(c) / len(c) for c in zip(*having, strict=True)]
+    levels = ["other" if v is None else f"{v:g}" for v in alike[0].levels]
     if levels[-1] == "other" and not any(values[-1] for entry in places.values() for values in entry.values()):
         levels = levels[:-1]
         places = {p: {w: v[:-1] for w, v in entry.items()} for p, entry in places.items()}
-    return Rates(alike[0]["T"], len(alike), levels, places)
+    return Rates(alike[0].T, len(alike), levels, places)
 
 
-def rates(entries: Sequence[Table]) -> Markup | None:
+def rates(entries: Sequence[ClientRates]) -> Markup | None:
     found = mean_rates(entries)
     if found is None:
         return None
@@ -92,5 +92,7 @@ def rates(entries: Sequence[Table]) -> Markup | None:
     return figure(caption, rate_bars(found.places, found.levels, caption), legend(key))
 
 
-def _blocks(measure: Table) -> list[tuple[str, Table]]:
-    return sorted(measure["blocks"].items(), key=lambda entry: (entry[0] == "cross", entry[0]))
+def _means(measure: Measure) -> list[tuple[str, float]]:
+    """Of each block that has one; pairs of different kinds last."""
+    names = sorted(measure.blocks, key=lambda name: (name == CROSS, name))
+    return [(name, mean) for name in names if (mean := measure.mean(name)) is not None]

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from asfedbridge.analysis import CROSS, correlate
 from asfedbridge.core import Point
@@ -11,9 +11,10 @@ from asfedbridge.paper.experiments import Cell, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.analyses import HEADS
 from asfedbridge.report.tables import Rows, Titled, decimals
+from asfedbridge.runs import Analysis, ClientRates, RoundAnalysis
 
-Analyses = Mapping[Path, Mapping[str, Any]]  # analysis.json by run folder
 POINTS: tuple[Point, ...] = ("received", "trained")
+T = TypeVar("T")
 
 
 def measure_tables(
@@ -21,7 +22,7 @@ def measure_tables(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     out: Path,
-    known: Analyses,
+    known: Mapping[Path, Analysis],
     client: int | None = None,
 ) -> list[Titled]:
     """What the experiment's analysis asks for, column by column.
@@ -29,74 +30,83 @@ def measure_tables(
     ``client`` is the one whose firing rates are shown beside the mean.
     """
     tables = []
-    for column in dict.fromkeys(cell.column for cell in cells):
-        runs = {
-            cell.row: [known[job.folder] for seed in seeds if (job := job_of(cell, seed, out)).folder in known]
-            for cell in cells
-            if cell.column == column
-        }
-        runs = {row: found for row, found in runs.items() if found}
-        if not runs:
-            continue
-        if experiment.analysis == "diagnostics":
-            tables.append(Titled(f"{column}, round by round", _course(runs)))
-        elif experiment.analysis == "rates":
-            for row, found in runs.items():
-                every = [entry for run in found for entry in run["rates"]]
-                own = [entry for entry in every if entry["client"] == client]
-                for whose, entries in (("mean over SNN clients", every), (f"client {client}", own)):
-                    if entries:
-                        title = f"{column}, {row}: shares of firing rates, {whose}"
-                        tables.append(Titled(title, _histograms(entries)))
-        else:
+    for column, runs in _by_column(cells, seeds, out, known).items():
+        if experiment.analysis != "rates":
             tables.append(Titled(f"{column}, {experiment.analysis}", _blocks(runs, experiment.analysis)))
+            continue
+        for row, found in runs.items():
+            every = [entry for run in found for entry in run.rates]
+            own = [entry for entry in every if entry.client == client]
+            for whose, entries in (("mean over SNN clients", every), (f"client {client}", own)):
+                if entries:
+                    title = f"{column}, {row}: shares of firing rates, {whose}"
+                    tables.append(Titled(title, _histograms(entries)))
     return tables
 
 
-def _blocks(runs: Mapping[str, Sequence[Mapping[str, Any]]], measure: str) -> Rows:
+def course_tables(
+    cells: Sequence[Cell], seeds: Sequence[int], out: Path, known: Mapping[Path, Sequence[RoundAnalysis]]
+) -> list[Titled]:
+    """The diagnosed rounds of runs, column by column."""
+    courses = _by_column(cells, seeds, out, known)
+    return [Titled(f"{column}, round by round", _course(runs)) for column, runs in courses.items()]
+
+
+def _by_column(
+    cells: Sequence[Cell], seeds: Sequence[int], out: Path, known: Mapping[Path, T]
+) -> dict[str, dict[str, list[T]]]:
+    """What is known of the runs, by column and row; those without any are absent."""
+    found: dict[str, dict[str, list[T]]] = {}
+    for cell in cells:
+        for seed in seeds:
+            folder = job_of(cell, seed, out).folder
+            if folder in known:
+                found.setdefault(cell.column, {}).setdefault(cell.row, []).append(known[folder])
+    return found
+
+
+def _blocks(runs: Mapping[str, Sequence[Analysis]], measure: str) -> Rows:
     """Means over pairs within a kind and across, with the accuracy they go with; the last row correlates them."""
-    names = list(dict.fromkeys(name for found in runs.values() for run in found for name in run[measure]["blocks"]))
+    names = list(dict.fromkeys(n for found in runs.values() for run in found for n in run.measures[measure].blocks))
     rows = [["", "accuracy", "point", *(f"{_title(name)} pairs" for name in names), "n"]]
     means: dict[str, list[float | None]] = {name: [] for name in ["accuracy", *names]}
     for row, found in runs.items():
-        values = {"accuracy": _mean([run["reported"] for run in found])}
-        values |= {n: _mean([run[measure]["blocks"].get(n, {}).get("mean") for run in found]) for n in names}
+        values = {"accuracy": _mean([run.reported for run in found])}
+        values |= {name: _mean([run.measures[measure].mean(name) for run in found]) for name in names}
         for name, value in values.items():
             means[name].append(value)
-        cells = [decimals(values["accuracy"], 2), found[0]["point"], *(decimals(values[n], 4) for n in names)]
+        cells = [decimals(values["accuracy"], 2), found[0].point, *(decimals(values[n], 4) for n in names)]
         rows.append([row, *cells, str(len(found))])
     with_accuracy = [correlate(means[name], means["accuracy"]).r for name in names]
     rows.append(["r with accuracy", "-", "-", *(decimals(r, 2) for r in with_accuracy), str(len(runs))])
     return rows
 
 
-def _course(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Rows:
+def _course(runs: Mapping[str, Sequence[Sequence[RoundAnalysis]]]) -> Rows:
     """A line for every diagnosed round of every row; seeds are averaged.
 
     ``trained`` is the accuracy of the compared clients, ``accuracy`` that of the aggregate they made.
     """
-    every = [entry for found in runs.values() for run in found for entry in run["by_round"]]
-    names = {name for entry in every for name in entry["cka"]["blocks"]}
+    names = {n for found in runs.values() for run in found for entry in run for n in entry.measures["cka"].blocks}
     blocks = sorted(names, key=lambda name: (name == CROSS, name))
     rows = [["", "round", "accuracy", "trained", *(f"{HEADS[m]} {_title(b)}" for m in HEADS for b in blocks)]]
     for row, found in runs.items():
-        for entries in zip(*(run["by_round"] for run in found), strict=True):
-            cells = [decimals(_mean([e["accuracy"][p].get("all") for e in entries]), 2) for p in POINTS]
+        for entries in zip(*found, strict=True):
+            cells = [decimals(_mean([e.accuracy.get(p, {}).get("all") for e in entries]), 2) for p in POINTS]
             for measure in HEADS:
                 for block in blocks:
-                    values = [entry[measure]["blocks"].get(block, {}).get("mean") for entry in entries]
-                    cells.append(decimals(_mean(values), 4))
-            rows.append([row, str(entries[0]["round"]), *cells])
+                    cells.append(decimals(_mean([entry.measures[measure].mean(block) for entry in entries]), 4))
+            rows.append([row, str(entries[0].round), *cells])
     return rows
 
 
-def _histograms(clients: Sequence[Mapping[str, Any]]) -> Rows:
+def _histograms(clients: Sequence[ClientRates]) -> Rows:
     """Means over these SNN clients of one or more runs: every place of the SNN, and the Bridge's port beside it."""
-    levels = [f"{level:g}" if level is not None else "other" for level in clients[0]["levels"]]
+    levels = [f"{level:g}" if level is not None else "other" for level in clients[0].levels]
     rows = [["", "whose", *levels]]
-    for place in clients[0]["snn"]:
+    for place in clients[0].shares["snn"]:
         for whose in ("bridge", "snn"):
-            shares = [client[whose][place] for client in clients if place in client.get(whose, {})]
+            shares = [found[place] for client in clients if place in (found := client.shares.get(whose, {}))]
             if shares:
                 means = [statistics.fmean(column) for column in zip(*shares, strict=True)]
                 rows.append([place, whose, *(f"{mean:.3f}" for mean in means)])

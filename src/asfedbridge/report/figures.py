@@ -96,11 +96,11 @@ def _plates(run: Run) -> Iterable[Plate]:
         yield Plate("by-round", TWO, 1.9, partial(_by_round, panels), len(panels))
     if run.analysis is None:
         return
-    found, names = run.analysis, name_clients([(c["id"], c["kind"]) for c in run.analysis["clients"]])
+    found, names = run.analysis, name_clients([(c.id, c.kind) for c in run.analysis.clients])
     for key, (_, ramp) in MEASURES.items():
         low, high = (-1.0, 1.0) if ramp == "div" else (0.0, None if key == "mmd" else 1.0)
-        yield Plate(key, ONE, 2.8, partial(_cells, found[key]["matrix"], names, ramp, _label(key), low, high))
-    rates = mean_rates(found["rates"])
+        yield Plate(key, ONE, 2.8, partial(_cells, found.measures[key].matrix, names, ramp, _label(key), low, high))
+    rates = mean_rates(found.rates)
     if rates and rates.places:
         yield Plate("rates", TWO, 1.8, partial(_bars, rates), len(rates.places))
 

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from asfedbridge.core import ClientInfo, Round
 from asfedbridge.data import describe_partition
-from asfedbridge.runs import IN_PYTHON, ON_NODES, Callback, Record, RoundRecord, Run, group_means, ordered
+from asfedbridge.runs import IN_PYTHON, ON_NODES, Callback, EventRecord, RoundRecord, Run, group_means, ordered
 
 
 class Progress(Callback):
@@ -74,9 +74,9 @@ class Progress(Callback):
         if rnd.closing and run.played < self.total:
             self._line(f"stopped after round {run.played}: {run.stopped}")
 
-    def on_event(self, run: Run, event: Record) -> None:
-        who = "a node" if event["client"] is None else f"client {event['client']}"
-        self._line(f"round {event['round'] + 1}/{self.total}  {who} {event['event']}: {event['reason']}")
+    def on_event(self, run: Run, event: EventRecord) -> None:
+        who = "a node" if event.client is None else f"client {event.client}"
+        self._line(f"round {event.round + 1}/{self.total}  {who} {event.event}: {event.reason}")
 
     def _left(self) -> str:
         if not self.played:

@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core import BadInput
+from asfedbridge.core import METHODS, BadInput
 from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
 from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
 from asfedbridge.report.tables import find_runs, name_data, name_split
-from asfedbridge.runs import ANALYSIS_FILE as ANALYSIS
 from asfedbridge.runs import (
-    ANALYSIS_FORMAT,
     ENV,
     SPEC,
     SUMMARY,
+    Analysis,
+    CostTable,
+    RoundAnalysis,
     Summary,
     quickstart,
+    read_analysis,
+    read_cost_table,
     read_course,
     read_rounds,
     read_spec,
@@ -42,9 +45,9 @@ class Run:
     fields: Fields  # of the specification
     environment: Table
     curves: Curves
-    analysis: Table | None
-    course: list[Table]  # diagnosed rounds, else snapshots that were analysed
-    costs: Table | None
+    analysis: Analysis | None
+    course: Sequence[RoundAnalysis]  # diagnosed rounds, else snapshots that were analysed
+    costs: CostTable | None
     reported: Mapping[str, float]  # by the paper, for this cell
     cell: str  # its place in the paper's tables
 
@@ -90,9 +93,12 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     try:
         fields = flatten(tomllib.loads(text))
-        curves = trace(read_rounds(folder), summary.point, summary.played)
+        columns = METHODS[summary.method].columns() if summary.method in METHODS else ()
+        curves = trace(read_rounds(folder), summary.point, summary.played, columns)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
+    if unknown := curves.clients.keys() - {c.id for c in summary.clients}:
+        raise BadInput(f"{folder}: rounds.jsonl has client {min(unknown)}, summary.json has not; restore the files")
     place = None
     try:
         spec = read_spec(folder, quickstart())
@@ -101,11 +107,9 @@ def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) 
         pass  # a model of somebody's own, or a field of another version: no cell of the paper
     cell = f"{place.experiment}: {place.cell.row}, {place.cell.column}; this run: {place.scale} scale" if place else ""
     found = reported if reported is not None else place.cell.reported if place else {}
-    analysis = _read_json(folder / ANALYSIS)
-    if analysis and analysis.get("format") != ANALYSIS_FORMAT:
-        analysis = None
-    course = read_course(folder) or (analysis or {}).get("by_round", [])
-    environment, costs = _read_json(folder / ENV) or {}, _read_json(folder / COSTS)
+    analysis = read_analysis(folder)
+    course = read_course(folder) or (analysis.by_round if analysis else ())
+    environment, costs = _read_json(folder / ENV) or {}, read_cost_table(folder / COSTS)
     return Run(folder, summary, text, fields, environment, curves, analysis, course, costs, found, cell)
 
 

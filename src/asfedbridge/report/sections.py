@@ -15,6 +15,7 @@ from asfedbridge.report.palette import GROUPS, cycle, of_clients
 from asfedbridge.report.pictures import refer, shard_picture
 from asfedbridge.report.runs import Run, Table
 from asfedbridge.report.tables import Rows, Titled, client_rows, decimals
+from asfedbridge.runs import CostTable
 
 MOST_CLIENTS = 40  # drawn and listed; a fleet of thousands is not readable one by one
 LONG = 40  # letters of a cell
@@ -84,8 +85,8 @@ def run_section(run: Run, most: int, drawn: dict[str, str]) -> Markup:
 def accuracy_figures(run: Run, most: int) -> list[Markup | None]:
     curves, point = run.curves, run.summary.point
     lines = [Line(group_name(g), thin(p, most), GROUPS.get(g, cycle(5))) for g, p in curves.groups.items()]
-    if curves.bridge:
-        lines.append(Line("Bridge", thin(curves.bridge, most), GROUPS["bridge"]))
+    titles = {key: column.title for key, column in table_columns().items()}
+    lines += [Line(titles[k], thin(p, most), GROUPS.get(k, cycle(3))) for k, p in curves.added.items()]
     kinds = {c.id: c.kind for c in run.summary.clients}
     some = sorted(curves.clients.items())[:MOST_CLIENTS]
     ours = [
@@ -103,7 +104,7 @@ def accuracy_figures(run: Run, most: int) -> list[Markup | None]:
 def shards(run: Run, drawn: dict[str, str]) -> Markup | None:
     """Runs on the same shards share one picture."""
     clients = run.summary.clients[:MOST_CLIENTS]
-    if not all(c.labels for c in clients):
+    if not clients or not all(c.labels for c in clients):
         return None  # a run of an earlier version
     picture = shard_picture(
         [c.labels for c in clients],
@@ -131,7 +132,7 @@ def traffic(run: Run, most: int) -> Markup | None:
     )
 
 
-def costs(found: Table | None) -> Markup | None:
+def costs(found: CostTable | None) -> Markup | None:
     """The tables of `asfedbridge costs`, where its JSON stands beside the run."""
     if found is None:
         return None
@@ -148,7 +149,8 @@ def _first(count: int) -> Markup | None:
 
 
 def _commands(run: Run) -> Child:
-    plugins = [word for file in run.environment.get("imports", []) for word in ("--import", str(file))]
+    imports = run.environment.get("imports")
+    plugins = [word for file in (imports if isinstance(imports, list) else ()) for word in ("--import", str(file))]
     again = f"{shlex.join(['asfedbridge', 'run', str(run.folder / 'spec.toml'), *plugins])} --out NEW_FOLDER"
     words = run.environment.get("command")
     typed = shlex.join(["asfedbridge", *map(str, words[1:])]) if isinstance(words, list) and words else ""

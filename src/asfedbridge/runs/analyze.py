@@ -6,7 +6,6 @@ default is the point whose accuracy the summary reports. Snapshots show clients 
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,18 @@ from asfedbridge.analysis.mmd import FOURIER, SEED, median_bandwidth, mmd_square
 from asfedbridge.analysis.pairs import block_means, choose_clients, correlate
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.task import ClientInfo, Point
-from asfedbridge.engines import checkpoint, files
+from asfedbridge.engines import checkpoint
 from asfedbridge.engines.process import prepare_process
+from asfedbridge.runs.analysis_record import (
+    ANALYSIS_FILE,
+    ANALYSIS_FORMAT,
+    MEASURES,
+    Analyses,
+    Analysis,
+    DataCorrelation,
+    parse_analysis,
+    write_analysis,
+)
 from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
 from asfedbridge.runs.rebuild import Portrait, Table, Tell, portray
 from asfedbridge.runs.recipes import quickstart
@@ -28,10 +37,6 @@ from asfedbridge.runs.records import accuracies_after
 from asfedbridge.runs.run import prepare
 from asfedbridge.runs.spec import Spec
 from asfedbridge.runs.summary import Summary
-
-ANALYSIS_FORMAT = 2  # 1 had a probe set that was not balanced
-ANALYSIS_FILE = "analysis.json"
-MEASURES = ("cka", "mmd", "gradients")
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Study:
         return self.fingerprint, self.spec.feature_dim
 
 
-def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point | None = None) -> Table:
+def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point | None = None) -> Analyses:
     """Measure each run and write its analysis file; return all of them and the correlations over them.
 
     ``point``: where the final clients stand; None: where their method is judged.
@@ -67,26 +72,14 @@ def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point |
         bandwidth = median_bandwidth([x for s in together for x in s.final.features])
         result = _describe(one, bandwidth, len(together))
         file = one.folder / file_name(one.spec, point)
-        try:
-            files.write_atomic(file, json.dumps(result, indent=1, allow_nan=False).encode())
-        except OSError as error:
-            raise BadInput(f"{file}: cannot write ({error.strerror}); free or change the disk") from None
-        results.append({"folder": str(one.folder), **result})
-    return {"runs": results, "correlation": correlations(results)}
+        write_analysis(file, result)
+        results.append(parse_analysis({"folder": str(one.folder), **result}, file))
+    return Analyses(tuple(results), tuple(correlations(results)))
 
 
 def file_name(spec: Spec, point: Point | None) -> str:
     """``analysis.json`` at the method's own point, which reports show; the other point has a file of its own."""
     return ANALYSIS_FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
-
-
-def read_analysis(folder: Path, name: str = ANALYSIS_FILE) -> Table | None:
-    """What ``analyse`` wrote into this folder, if it did and it is whole."""
-    try:
-        found = json.loads((folder / name).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and found.get("format") == ANALYSIS_FORMAT else None
 
 
 def study(folder: Path, spec: Spec, summary: Summary, data_root: Path, tell: Tell, point: Point | None = None) -> Study:
@@ -105,23 +98,19 @@ def study(folder: Path, spec: Spec, summary: Summary, data_root: Path, tell: Tel
     return Study(folder, spec, summary, chosen, setting.probe.test_size, setting.fingerprint, final, snapshots, point)
 
 
-def correlations(results: Sequence[Table]) -> list[Table]:
+def correlations(results: Sequence[Analysis]) -> list[DataCorrelation]:
     """For each data set: Pearson's r between a block's mean and the accuracy of all clients, over the runs on it."""
     tables = []
-    for fingerprint in dict.fromkeys(r["data_fingerprint"] for r in results):
-        runs = [r for r in results if r["data_fingerprint"] == fingerprint]
-        table: Table = {"data": runs[0]["data"], "data_fingerprint": fingerprint}
+    for fingerprint in dict.fromkeys(r.data_fingerprint for r in results):
+        runs = [r for r in results if r.data_fingerprint == fingerprint]
+        found = {}
         for measure in MEASURES:
-            blocks = dict.fromkeys(name for r in runs for name in r[measure]["blocks"])
-            table[measure] = {
-                name: dataclasses.asdict(
-                    correlate(
-                        [r[measure]["blocks"].get(name, {}).get("mean") for r in runs], [r["reported"] for r in runs]
-                    )
-                )
+            blocks = dict.fromkeys(name for r in runs for name in r.measures[measure].blocks)
+            found[measure] = {
+                name: correlate([r.measures[measure].mean(name) for r in runs], [r.reported for r in runs])
                 for name in blocks
             }
-        tables.append(table)
+        tables.append(DataCorrelation(runs[0].data, fingerprint, found))
     return tables
 
 
@@ -151,7 +140,7 @@ def read_last(folder: Path, rounds: int, identity: Mapping[str, str]) -> checkpo
 
 
 def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
-    """What ``docs/analysis.md`` documents, key by key."""
+    """The content of analysis.json, which ``parse_analysis`` reads; ``docs/analysis.md`` documents every key."""
     spec, summary = one.spec, one.summary
     records = read_rounds(one.folder)
     key = f"{one.point}.accuracy"

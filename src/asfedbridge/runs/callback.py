@@ -14,7 +14,7 @@ from asfedbridge.core.errors import BadInput, CallbackFailed, nearest
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.engines.failures import Event
-from asfedbridge.runs.records import Record, RoundRecord, event_records
+from asfedbridge.runs.records import EventRecord, RoundRecord, event_records
 from asfedbridge.runs.spec import Spec
 from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.toml import parse_assignment
@@ -69,7 +69,7 @@ class Callback:
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         """A round is recorded and, if one was due, its checkpoint is written. ``rnd.closing``: the closing visit."""
 
-    def on_event(self, run: Run, event: Record) -> None:
+    def on_event(self, run: Run, event: EventRecord) -> None:
         """Something happened to a client behind a network: ``round``, ``event``, ``client`` and ``reason``."""
 
     def on_run_end(self, run: Run, summary: Summary) -> None:

@@ -1,6 +1,5 @@
-"""What a specification or a finished run costs, as one plain table of tables: docs/costs.md explains every key."""
+"""What a specification or a finished run costs: docs/costs.md explains every key."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,14 +7,22 @@ from typing import Any, NamedTuple
 from asfedbridge.analysis import costs, round_costs
 from asfedbridge.analysis.costs import Operations
 from asfedbridge.analysis.firing import Firing, firing_rates
-from asfedbridge.core.errors import BadInput
 from asfedbridge.core.method import METHODS, Method
 from asfedbridge.core.task import ClientInfo, Task, first_of_each
-from asfedbridge.engines import checkpoint, files
+from asfedbridge.engines import checkpoint
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.turn import EVALUATION_BATCH
 from asfedbridge.models.zoo import check_backbone, outline_backbone
 from asfedbridge.runs.analyze import open_run, read_last
+from asfedbridge.runs.cost_record import (
+    FORMAT,
+    CostTable,
+    RunCosts,
+    parse_costs,
+    parse_run_costs,
+    read_costs,
+    write_costs,
+)
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import CHECKPOINT
 from asfedbridge.runs.rebuild import rebuild
@@ -23,8 +30,6 @@ from asfedbridge.runs.recipes import paper
 from asfedbridge.runs.run import Setting, prepare
 from asfedbridge.runs.spec import Spec
 
-FORMAT = 1
-FILE = "measured-costs.json"
 Table = dict[str, Any]
 
 
@@ -46,7 +51,7 @@ def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[Clie
     return task, clients
 
 
-def paper_costs() -> Table:
+def paper_costs() -> CostTable:
     """The paper's setting: CIFAR-100, five ANN and five SNN clients of full width."""
     spec = paper()
     return cost_table(spec, *shape_task(spec, classes=100, channels=3))
@@ -67,7 +72,7 @@ def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[Client
     return spec, setting, {shape: _spikes(parts) for shape, parts in found.items()}
 
 
-def run_costs(folder: Path, data_root: Path) -> Table:
+def run_costs(folder: Path, data_root: Path) -> RunCosts:
     """What a finished run costs with the spikes of its own clients: ``forward`` of its fleet, and its method's part.
 
     Spikes are counted once: the result stays in the run folder.
@@ -79,21 +84,9 @@ def run_costs(folder: Path, data_root: Path) -> Table:
     measured = {shape: s.operations for shape, s in spikes.items()}
     shared = spec.method.shared_network(task)
     forward = _millions(costs.configuration_cost(task, clients, shared, measured), energy=False)
-    table = {"format": FORMAT, "forward": forward, **_method(task, spec.method, clients, measured)}
-    try:
-        files.write_atomic(folder / FILE, json.dumps(table, indent=1, allow_nan=False).encode())
-    except OSError as error:
-        raise BadInput(f"{folder / FILE}: cannot write ({error.strerror}); free or change the disk") from None
-    return table
-
-
-def read_costs(folder: Path) -> Table | None:
-    """What ``run_costs`` wrote into this folder, if it did and it is whole."""
-    try:
-        found = json.loads((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    found = parse_run_costs({"format": FORMAT, "forward": forward, **_method(task, spec.method, clients, measured)})
+    write_costs(folder, found)
+    return found
 
 
 def cost_table(
@@ -102,7 +95,7 @@ def cost_table(
     clients: Sequence[ClientInfo],
     spikes: Mapping[ClientInfo, Spikes] | None = None,
     energy: bool = False,
-) -> Table:
+) -> CostTable:
     """Everything at once; millions, billions and MB as the paper has them."""
     spikes = spikes or {}
     measured = {shape: s.operations for shape, s in spikes.items()}
@@ -115,7 +108,8 @@ def cost_table(
         cost = costs.configuration_cost(task, group, bridge if shared else None, measured)
         return {"bridge": shared, **_millions(cost, energy)}
 
-    return {
+    table: Table = {
+        "format": FORMAT,
         "setting": {
             "fleet": spec.fleet,
             "T": spec.T,
@@ -138,6 +132,7 @@ def cost_table(
         "configurations": {name: of(group, shared) for name, (group, shared) in configurations.items()},
         "methods": {m.name: _method(task, m, clients, measured if m == spec.method else {}) for m in _methods(spec)},
     }
+    return parse_costs(table)
 
 
 def _method(

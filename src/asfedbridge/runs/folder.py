@@ -7,9 +7,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy
 import torch
@@ -19,7 +19,7 @@ from asfedbridge.core import plugins
 from asfedbridge.core.errors import BadInput
 from asfedbridge.engines.files import append_through, take_lock, write_atomic
 from asfedbridge.runs.json_table import read_table
-from asfedbridge.runs.records import Record, RoundRecord, parse_record
+from asfedbridge.runs.records import EventRecord, Record, RoundRecord, parse_event, parse_record
 from asfedbridge.runs.spec import Spec, from_table, restored
 from asfedbridge.runs.summary import Summary, parse_summary
 from asfedbridge.runs.toml import read_toml, write_toml
@@ -30,6 +30,8 @@ BEGINNING = {LOCK, f"{SPEC}.partial"}  # all there is when a run is killed befor
 RELEASES = "releases.jsonl"  # of a private run
 DIAGNOSTICS = "diagnostics.jsonl"  # of a run with diagnose_every
 CUT_OFF = re.compile(rb"(\[(\d+, )*(\d+,?)?)?")  # what a crash can leave of a release
+
+R = TypeVar("R")
 
 
 class RunFolder:
@@ -158,21 +160,25 @@ def read_rounds(path: Path) -> list[RoundRecord]:
 
 def _parse_rounds(file: Path, numbered: Iterable[tuple[int, Record]]) -> list[RoundRecord]:
     """The records among numbered lines, without events."""
+    return _parse_lines(file, ((number, line) for number, line in numbered if "event" not in line), parse_record)
+
+
+def read_events(path: Path) -> list[EventRecord]:
+    """What happened to clients behind a network: absent, lost, refused, returned ..."""
+    numbered = enumerate(_read_lines(path / ROUNDS), 1)
+    return _parse_lines(path / ROUNDS, ((number, line) for number, line in numbered if "event" in line), parse_event)
+
+
+def _parse_lines(file: Path, numbered: Iterable[tuple[int, Record]], parse: Callable[[Record], R]) -> list[R]:
     found = []
     for number, line in numbered:
         try:
-            if "event" not in line:
-                found.append(parse_record(line))
+            found.append(parse(line))
         except ValueError as error:
             raise BadInput(
                 f"{file}: line {number} is damaged: {error}; restore the file, or remove what is not whole"
             ) from None
     return found
-
-
-def read_events(path: Path) -> list[Record]:
-    """What happened to clients behind a network: absent, lost, refused, returned ..."""
-    return [r for r in _read_lines(path / ROUNDS) if "event" in r]
 
 
 def read_diagnostics(path: Path) -> list[Record]:

@@ -1,7 +1,8 @@
 """JSON objects read with checked types: the error for a wrong entry names the file, the entry and what it must be."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,25 @@ from typing import Any
 from asfedbridge.core.errors import BadInput
 
 REQUIRED: Any = object()
+
+
+class Entries(Mapping[str, Any]):
+    """A record that is also a mapping of all entries it was read from, those that have no attribute included."""
+
+    entries: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """What the record was read from, and what is written."""
+        return dict(self.entries)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,9 @@ class JsonTable:
         return str(self._get(name, str, "text", default))
 
     def whole(self, name: str, default: int = REQUIRED) -> int:
-        return int(self._get(name, int, "a whole number", default))
+        value = int(self._get(name, int, "a whole number", default))
+        self._float(name, value)  # tables and charts divide it
+        return value
 
     def number(self, name: str, default: float = REQUIRED) -> float:
         return self._float(name, self._get(name, int | float, "a number", default))
@@ -40,6 +62,22 @@ class JsonTable:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise self.wrong(name, "an object of numbers")
         return {key: self._float(name, value) for key, value in found.items()}
+
+    def flag(self, name: str) -> bool:
+        value = self.entries.get(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def series(self, name: str) -> tuple[float | None, ...]:
+        """A list of finite numbers and nulls."""
+        found = self.items(name)
+        if any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in found):
+            raise self.wrong(name, "a list of numbers")
+        numbers = tuple(None if value is None else self._float(name, value) for value in found)
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            raise self.wrong(name, "a list of finite numbers")
+        return numbers
 
     def items(self, name: str, default: list[Any] = REQUIRED) -> list[Any]:
         return list(self._get(name, list, "a list", default))

@@ -17,6 +17,7 @@ from asfedbridge.analysis.gradients import Cosines, cosines, probe_gradient
 from asfedbridge.analysis.rates import rate_histograms
 from asfedbridge.core import compression, payload
 from asfedbridge.core.client import Client
+from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Point, Round
 from asfedbridge.engines import files
@@ -81,7 +82,7 @@ def portray(
             gradients.add(probe_gradient(client, setting.probe))
             accuracy.append(_accuracy(client))
             if client.info.kind == "snn":
-                rates.append(_rates(client))
+                rates.append(_rates(client, spec.method))
         return Portrait(found.next_round, features, cosines(gradients), accuracy, rates)
 
 
@@ -118,8 +119,8 @@ def _accuracy(client: Client) -> float:
     return evaluate(client, lambda x: client.backbone(x).logits)["accuracy"]
 
 
-def _rates(client: Client) -> Table:
-    bridge = client.modules.get("bridge")
+def _rates(client: Client, method: Method) -> Table:
+    bridge = client.modules.get(method.rate_ports)
     steps = client.info.T
     return {
         "client": client.info.id,

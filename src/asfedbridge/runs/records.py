@@ -1,6 +1,6 @@
 """Records: one per client and round, and the means that tables show."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -8,13 +8,14 @@ from asfedbridge.core import payload
 from asfedbridge.core.method import Method
 from asfedbridge.core.task import ClientInfo, Point, Round, Upload
 from asfedbridge.engines.failures import Event
+from asfedbridge.runs.json_table import Entries
 
 Record = Mapping[str, Any]
 IDENTITY = ("round", "client", "width")  # numbers of a record that say whose it is
 
 
 @dataclass(frozen=True, eq=False)
-class RoundRecord(Mapping[str, Any]):
+class RoundRecord(Entries):
     """What a client did in a round; the closing visit is the round after the last.
 
     It is also a mapping of the entries of its line in ``rounds.jsonl``: ``record["trained.accuracy"]``.
@@ -32,14 +33,16 @@ class RoundRecord(Mapping[str, Any]):
         """The numbers that the round produced: losses, accuracies, bytes, seconds."""
         return client_scalars(self.entries)
 
-    def __getitem__(self, name: str) -> Any:
-        return self.entries[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+@dataclass(frozen=True, eq=False)
+class EventRecord(Entries):
+    """Something that happened to a client behind a network, as ``rounds.jsonl`` has it."""
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    round: int
+    event: str  # absent, lost, refused, returned ...
+    client: int | None  # None: a node that is no client of this run
+    reason: str
+    entries: Mapping[str, Any] = field(repr=False)  # all of the line
 
 
 def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
@@ -47,7 +50,8 @@ def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
     kinds = {"round": int, "client": int, "kind": str, "uplink_bytes": int, "downlink_bytes": int}
     found = {"uplink_bytes": 0, "downlink_bytes": 0} | {k: entries[k] for k in kinds if k in entries}
     for name, kind in kinds.items():
-        if type(found.get(name)) is not kind:
+        value = found.get(name)
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
             raise ValueError(f"{name} must be {'text' if kind is str else 'a whole number'}")
     for name, value in entries.items():
         if name.endswith((".accuracy", ".loss")) and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -76,9 +80,19 @@ def make_records(
     ]
 
 
-def event_records(rnd: Round, events: Iterable[Event]) -> list[Record]:
+def parse_event(entries: Mapping[str, Any]) -> EventRecord:
+    """An event from its line; ValueError names the entry that is wrong."""
+    kinds: dict[str, Any] = {"round": int, "event": str, "client": int | None, "reason": str}
+    found: dict[str, Any] = {name: entries.get(name) for name in kinds}
+    for name, kind in kinds.items():
+        if isinstance(found[name], bool) or not isinstance(found[name], kind):
+            raise ValueError(f"{name} must be {'text' if kind is str else 'a whole number'}")
+    return EventRecord(**found, entries=entries)
+
+
+def event_records(rnd: Round, events: Iterable[Event]) -> list[EventRecord]:
     """What happened to clients behind a network; ``folder.read_rounds`` passes over these."""
-    return [{"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason} for e in events]
+    return [parse_event({"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason}) for e in events]
 
 
 def client_scalars(record: Record) -> dict[str, float]:

@@ -293,7 +293,7 @@ def _play(
             "specification": identity["specification"],
             "data_fingerprint": identity["data"],
             "partition_digest": identity["partition"],
-            **({"events": dict(Counter(r["event"] for r in read_events(folder.path)))} if tolerance else {}),
+            **({"events": dict(Counter(e.event for e in read_events(folder.path)))} if tolerance else {}),
             "wall_seconds": time.perf_counter() - begin,
         },
     )

@@ -1,13 +1,13 @@
 """The content of ``summary.json``: the results of a finished run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.method import table_columns
-from asfedbridge.runs.json_table import JsonTable
+from asfedbridge.runs.json_table import Entries, JsonTable
 
 FORMAT = 1
 Means = dict[str, float]  # by kind of client, and "all"
@@ -38,7 +38,7 @@ class StoppedEarly:
 
 
 @dataclass(frozen=True)
-class Summary(Mapping[str, Any]):
+class Summary(Entries):
     """The results of a run. Accuracies are in percent, at the point where the method is judged.
 
     It is also a mapping of the entries of ``summary.json`` by their names there, those that have no attribute included.
@@ -73,19 +73,6 @@ class Summary(Mapping[str, Any]):
     def played(self) -> int:
         """Rounds: fewer than the specification has if the run was stopped early."""
         return self.stopped_early.rounds if self.stopped_early else self.rounds
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of the file."""
-        return dict(self.entries)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
 
 def parse_summary(entries: Mapping[str, Any], file: Path = Path("summary.json")) -> Summary:
@@ -123,8 +110,8 @@ def parse_summary(entries: Mapping[str, Any], file: Path = Path("summary.json"))
 
 def _parse_client(entry: JsonTable) -> ClientSummary:
     labels = entry.items("labels", [])
-    if not all(type(label) is int for label in labels):
-        raise entry.wrong("labels", "a list of whole numbers")
+    if not all(type(label) is int and 0 <= label < 2**63 for label in labels):
+        raise entry.wrong("labels", "a list of whole numbers, 0 or more")
     return ClientSummary(
         id=entry.whole("id"),
         kind=entry.text("kind"),

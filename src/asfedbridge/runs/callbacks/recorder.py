@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.folder import RunFolder
-from asfedbridge.runs.records import Record, RoundRecord
+from asfedbridge.runs.records import EventRecord, RoundRecord
 
 
 class Recorder(Callback):
@@ -22,5 +22,5 @@ class Recorder(Callback):
         self._folder.add_records(records)
         run.records.extend(records)
 
-    def on_event(self, run: Run, event: Record) -> None:
+    def on_event(self, run: Run, event: EventRecord) -> None:
         self._folder.add_records([event])
