@@ -215,7 +215,7 @@ def test_a_file_brings_a_data_set_to_the_command_line(tmp_path: Path) -> None:
         "data list": "grey noise (registered by mine.py)",
         "data check noise": "noise: 40 training and 40 test images, 1x9x9, 4 classes: good",
         "show cpu data=noise": "train_per_class = 3 ",
-        "show cpu data=noise train_per_class=2": "train_per_class = 2\n",
+        "show cpu data=noise train_per_class=2": "train_per_class = 2 ",
     }
     program = "import sys; from asfedbridge.cli import main; sys.exit(max(main(a.split()) for a in sys.argv[1:]))"
     arguments = [f"{command} --import {tmp_path / 'mine.py'}" for command in commands]

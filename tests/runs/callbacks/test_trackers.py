@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,9 @@ def test_wandb_has_every_round_once(
     with pytest.raises(KeyboardInterrupt):
         execute(spec, out, tmp_path, [WandbLogger(), leaves(2)])
     execute(spec, out, tmp_path, [WandbLogger()], resume=True)
-    rows = read_offline(out)
+    deadline = time.monotonic() + 60  # its service may write after `finish` has returned
+    while len(rows := read_offline(out)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
     assert [step for step, _ in rows] == [0, 1, 2, 3]
     for index, row in rows:
         for record in (r for r in read_rounds(out) if r["round"] == index):

@@ -52,7 +52,8 @@ class EarlyStopping(Callback):
         key = f"{run.spec.method.reports}.accuracy" if self.metric == "accuracy" else self.metric
         found = group_means(records)
         if key not in found:
-            if any(name.endswith(".accuracy") for name in found):  # an evaluated round
+            evaluated = any(name.endswith(".accuracy") for name in found)
+            if evaluated and self.metric != "accuracy":
                 raise BadInput(f"early-stopping: metric={self.metric} is not in the records{nearest(key, found)}")
             return
         value = found[key]["all"]
