@@ -1,6 +1,10 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
+import pytest
+
+from asfedbridge.core.method import METHODS
+from asfedbridge.core.task import Neuron, Optimiser
 from asfedbridge.runs.fields import describe_fields
 from asfedbridge.runs.recipes import RECIPES
 from asfedbridge.runs.spec import Spec, from_table
@@ -31,6 +35,11 @@ def test_a_subclass_that_declares_a_field_again_describes_it() -> None:
 def test_every_field_of_a_specification_is_described() -> None:
     known = describe_fields(Spec)
     assert [f.name for f in fields(Spec) if not known[f.name] and f.name not in ("method", "neuron", "optimiser")] == []
+
+
+@pytest.mark.parametrize("cls", [Neuron, Optimiser, *METHODS.values()], ids=lambda cls: cls.__name__)
+def test_every_field_of_its_tables_is_described(cls: type) -> None:
+    assert [name for name, text in describe_fields(cls).items() if not text] == []
 
 
 def test_a_commented_specification_reads_back_as_itself() -> None:

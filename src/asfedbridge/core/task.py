@@ -39,11 +39,11 @@ class Output(NamedTuple):
 class Neuron:
     """Constants of the leaky integrate-and-fire neuron: u <- decay * v + input, spike when u >= threshold."""
 
-    decay: float = 0.5
-    threshold: float = 1.0
+    decay: float = 0.5  # of the membrane in a time step
+    threshold: float = 1.0  # the neuron fires when its membrane reaches it
     surrogate: Literal["triangle", "rectangle", "sigmoid", "atan"] = "triangle"
     sharpness: float = 1.0  # triangle: half base gamma; rectangle: half width; sigmoid, atan: alpha
-    detach_reset: bool = False
+    detach_reset: bool = False  # no gradient through the reset
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Optimiser:
     defaults, about 1e-3, also for networks whose rate is a field of the method (``method.bridge_lr``).
     """
 
-    lr_ann: float = 0.05
-    lr_snn: float = 0.1
-    weight_decay_ann: float = 1e-4
-    weight_decay_snn: float = 5e-4
+    lr_ann: float = 0.05  # initial learning rate; cosine decay over rounds
+    lr_snn: float = 0.1  # the same, of SNN clients
+    weight_decay_ann: float = 1e-4  # L2 (adamw: decoupled)
+    weight_decay_snn: float = 5e-4  # the same, of SNN clients
     momentum: float = 0.9  # adamw: of the first moment; that of the second is 0.999
     clip: float = 0.0  # largest gradient norm of a module in a step; larger ones are scaled down to it; 0: no limit
     name: Literal["sgd", "adamw"] = "sgd"

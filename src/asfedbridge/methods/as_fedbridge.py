@@ -67,27 +67,27 @@ class ASFedBridge(BridgeSharing):
     direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
     receivers: Literal["adapt", "frozen"] = "adapt"  # with one direction: the private part of a receiver's Bridge
     pseudo_spike: bool = True  # the whole rate branch: quantiser, rate loss and PSPR
-    pspr: bool = True
-    quantise: bool = True
-    rate_loss: bool = True
+    pspr: bool = True  # ablation: polarisation of the rates (PSPR)
+    quantise: bool = True  # ablation: rates rounded to multiples of 1/T
+    rate_loss: bool = True  # ablation: the Bridge's rates follow the SNN's
     # the paper's parameter table
-    temperature: float = 2.0
-    alpha_kd_ann: Ramp = (0.10, 0.025)
-    alpha_kd_snn: Ramp = (0.07, 0.025)
-    alpha_teach: Ramp = (0.16, 0.05)
-    alpha_ce: Ramp = (1.10, 0.55)
-    alpha_rate: float = 0.005
-    alpha_pspr: float = 0.10
-    alpha_prox: float = 1e-4
+    temperature: float = 2.0  # of distillation, both ways
+    alpha_kd_ann: Ramp = (0.10, 0.025)  # extraction: weight of the Bridge as teacher of an ANN, first and last round
+    alpha_kd_snn: Ramp = (0.07, 0.025)  # the same, of an SNN
+    alpha_teach: Ramp = (0.16, 0.05)  # injection: weight of the backbone as teacher, first and last round
+    alpha_ce: Ramp = (1.10, 0.55)  # injection: weight of the labels, first and last round
+    alpha_rate: float = 0.005  # injection: weight of the rate loss
+    alpha_pspr: float = 0.10  # injection: weight of PSPR
+    alpha_prox: float = 1e-4  # injection: weight of the distance to the received body
     gate: Gate = "none"  # images on which the Bridge teaches: all, those it gets right, or where it beats the student
     snn_loss: Literal["tet", "ce"] = "tet"  # supervision of an SNN in extraction: the paper's TET, or CE of the mean
-    lambda_nld: float = 0.08
-    lambda_tet: float = 1e-4
-    pspr_threshold: float = 0.5
-    pspr_spread: float = 1.0
-    pspr_deviation: float = 0.05
-    pspr_variance_weight: float = 1.0
-    injection_epochs: int = 1
+    lambda_nld: float = 0.08  # strength of the noise on an SNN's logits in distillation
+    lambda_tet: float = 1e-4  # share of the regulariser in TET
+    pspr_threshold: float = 0.5  # V_th of PSPR
+    pspr_spread: float = 1.0  # k_d of PSPR
+    pspr_deviation: float = 0.05  # sigma_min of PSPR
+    pspr_variance_weight: float = 1.0  # lambda_var of PSPR
+    injection_epochs: int = 1  # per round
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:

@@ -34,9 +34,9 @@ class BridgeSharing(Averaging):
     bn_buffers: Literal["local", "averaged"] = "local"
     bridge_norm: Literal["batch", "group"] = "batch"
     bridge_momentum: Literal["keep", "reset"] = "keep"
-    bridge_lr: float = 0.004
-    bridge_weight_decay: float = 1e-4
-    bridge_width: float = 1.0
+    bridge_lr: float = 0.004  # initial learning rate of the shared network
+    bridge_weight_decay: float = 1e-4  # of the shared network
+    bridge_width: float = 1.0  # of the shared network: factor of its channels
     fused_holdout: float = 0.0  # share of own training images that weighs backbone and Bridge in `fused`; 0: equal
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:

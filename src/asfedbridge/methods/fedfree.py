@@ -45,13 +45,13 @@ class FedFree(Method):
     reduction: Literal["channels", "mean"] = "channels"  # of the squared response: sum over channels, or mean
     histogram: Literal["own", "common"] = "own"  # range: each tensor's own, or one for both that are compared
     first_upload: bool = True  # a global layer begins as the mean of its first uploads
-    k: int = 2
+    k: int = 2  # layers that a client uploads
     global_width: float = 0.0  # 0: the fleet's widest
-    server_lr: float = 0.01
-    server_steps: int = 50
-    pseudo_batch: int = 64
+    server_lr: float = 0.01  # of the server's learning from uploads
+    server_steps: int = 50  # for each global layer
+    pseudo_batch: int = 64  # noise inputs of a server step
     pseudo_positions: int = 1  # responses of a pseudo input along each side
-    bins: int = 256
+    bins: int = 256  # of the histogram whose entropy measures gain
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name in ("k", "pseudo_batch", "pseudo_positions", "bins"):

@@ -136,7 +136,7 @@ class FedProto(PrototypeMethod):
     # Chosen among three settings on a validation cut of the training images (docs/results.md).
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 10.0}}
     proto_weight: Literal["uniform", "size"] = "uniform"  # of a class's owners: equal, or by its examples there
-    lambda_proto: float = 1.0
+    lambda_proto: float = 1.0  # weight of the distance to the received prototypes
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
         shapes = super().uploads(task, client)

@@ -23,7 +23,7 @@ from asfedbridge.methods.fedavg import FedAvg
 @register_method("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    mu: float = 0.01
+    mu: float = 0.01  # weight of the distance to the received backbone
 
     def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
         proximal = self.mu / 2 * squared_distance(self.trained(client), start)

@@ -61,11 +61,11 @@ class FedTGP(PrototypeMethod):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 0.1}}
     margin: Literal["nearest", "farthest"] = "nearest"  # a class's gap, to the nearest other (code) or farthest (paper)
     first_download: Literal["nothing", "random"] = "nothing"
-    lambda_proto: float = 1.0
+    lambda_proto: float = 1.0  # weight of the distance to the received prototypes
     tau: float = 100.0  # upper bound of the margin
-    server_epochs: int = 100
-    server_batch: int = 10
-    server_lr: float = 0.01
+    server_epochs: int = 100  # of the prototype generator, per round
+    server_batch: int = 10  # uploaded prototypes in a server step
+    server_lr: float = 0.01  # of the prototype generator
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name in ("server_epochs", "server_batch", "server_lr"):

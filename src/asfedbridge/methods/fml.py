@@ -35,7 +35,7 @@ class FML(BridgeSharing):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"alpha": 0.75, "beta": 0.75}}
     alpha: float = 0.5  # the backbone's share of labels; 1 - alpha: of the meme's predictions
     beta: float = 0.5  # the meme's share of labels
-    temperature: float = 1.0
+    temperature: float = 1.0  # of distillation, both ways
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name, share in (("alpha", self.alpha), ("beta", self.beta)):

@@ -42,11 +42,11 @@ class MHpFLID(BridgeSharing):
     fused_with: ClassVar[str] = "transmitted"
     lambda_inject_local: float = 0.9  # labels, by the backbone's own head
     lambda_inject_messenger: float = 0.1  # labels, by the receiver and the messenger's head
-    lambda_distil_label: float = 0.9
-    lambda_distil_kd: float = 0.1
-    temperature: float = 1.0
-    distillation_epochs: int = 1
-    tokens: int = 8
+    lambda_distil_label: float = 0.9  # distillation: weight of the labels
+    lambda_distil_kd: float = 0.1  # distillation: weight of the backbone's predictions
+    temperature: float = 1.0  # of distillation
+    distillation_epochs: int = 1  # per round
+    tokens: int = 8  # into which attention splits a feature
     receiver_lr_factor: float = 1.0  # of the backbone's rate
     transmitter_lr_factor: float = 1.0  # of bridge_lr
 

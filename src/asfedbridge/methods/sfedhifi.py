@@ -49,12 +49,12 @@ class SFedHIFI(Method):
     bn_buffers: Literal["local", "averaged"] = "local"
     weights: Literal["uniform", "size"] = "uniform"  # of clients in a mean; widths always count alike
     snn_loss: Literal["tet", "ce", "task"] = "tet"  # supervision of an SNN: TET, CE of the mean, or the task's choice
-    lambda_orthogonal: float = 10.0
-    lambda_tet: float = 1e-3
+    lambda_orthogonal: float = 10.0  # weight of the banks' orthogonality
+    lambda_tet: float = 1e-3  # share of the regulariser in TET
     fusion_share: float = 0.45  # of the rounds, the first ones
     fusion_rank: float = 0.25  # of the smallest side of the coefficients
     bank_inputs: float = 0.125  # of a block's input channels at width 1
-    bank_outputs: float = 0.25
+    bank_outputs: float = 0.25  # of a block's output channels at width 1
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name in ("fusion_rank", "bank_inputs", "bank_outputs"):
