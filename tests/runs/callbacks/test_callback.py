@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_is_complete(make_spec: Make, out: Path, engine: s
     assert summary["accuracy"]["all"] == sum(r["received.accuracy"] for r in closing) / 2
     assert not any("trained.accuracy" in r for r in closing)
     assert newest(out) == 2
-    (found,) = analyse([out], out, lambda line: None)["runs"]
+    (found,) = analyse([out], out, lambda line: None).runs
     assert found["reproduced"]
 
 
