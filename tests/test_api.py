@@ -415,6 +415,8 @@ def test_participants_that_cannot_be() -> None:
     for message, data in bad.items():
         with pytest.raises(afb.BadInput, match=message):
             afb.Federation("standalone", [afb.Participant(Plain, (x, y)), afb.Participant(Plain, data)]).prepare()
+    with pytest.raises(afb.BadInput, match=r"^clients\[0\]=.* must be a Participant"):
+        afb.Federation("standalone", [Plain])  # type: ignore[list-item]
     with pytest.raises(afb.BadInput, match=r"clients\[0\]: model=3 is no torch.nn.Module"):
         afb.Federation("standalone", [afb.Participant(3, (x, y))]).prepare()  # type: ignore[arg-type]
 

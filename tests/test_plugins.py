@@ -134,6 +134,16 @@ def test_a_file_runs_alike_on_local_and_pool(file: Path, tmp_path: Path, capsys:
     assert f"asfedbridge run {tmp_path}/pool/spec.toml --import {file} --out NEW_FOLDER" in page.read_text()
 
 
+def test_a_run_names_the_plugin_that_it_was_made_with(file: Path, tmp_path: Path, capsys: Any) -> None:
+    out = str(tmp_path / "run")
+    assert cli.main(["run", "smoke", *WORDS, "--import", str(file), "--out", out]) == 0
+    plugins.FILES.clear()
+    METHODS.pop("half")
+    capsys.readouterr()
+    assert cli.main(["run", "--resume", "--out", out]) == 2
+    assert capsys.readouterr().err.endswith(f"; add --import {file}\n")
+
+
 def test_the_list_shows_what_a_file_registers(file: Path, capsys: Any) -> None:
     for topic, text in (("methods", "FedAvg whose server moves only part"), ("models", "two dense layers of a plugin")):
         assert cli.main(["list", topic, "--import", str(file)]) == 0
