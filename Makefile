@@ -7,7 +7,7 @@ DEMO   ?= runs/demo
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench lint types clean
+.PHONY: help demo test test-all bench docs lint types clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -46,9 +46,13 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 bench: $(VENV)/.installed-bench ## install the libraries we compare with and run all benchmarks; needs an idle machine
 	$(BIN)/asfedbridge bench
 
+docs: $(VENV)/.installed-dev ## build the documentation site into build/site; fails on a broken link or an undocumented name
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/site/index.html"
+
 lint: $(VENV)/.installed-dev ## ruff
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 
 types: $(VENV)/.installed-dev ## mypy, on src and tests
 	$(BIN)/mypy

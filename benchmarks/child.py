@@ -1,4 +1,4 @@
-"""The child's side: build one contender, then do as the parent says; time and peak memory are taken here."""
+"""The child process: builds one contender and executes the parent's commands; measures time and peak memory."""
 
 import contextlib
 import ctypes
@@ -18,16 +18,16 @@ import numpy as np
 
 from contender import Benchmark, Unavailable, Work
 
-FOLLOW = "ASFEDBRIDGE_BENCH_FOLLOWS_STDIN"  # set by `asfedbridge bench`: end when its side of the pipe closes
+FOLLOW = "ASFEDBRIDGE_BENCH_FOLLOWS_STDIN"  # set by `asfedbridge bench`: end when stdin closes
 SCRATCH = "ASFEDBRIDGE_BENCH_SCRATCH"  # the folder for temporary files of all children
 
 
 def serve(benchmark: Benchmark, request: Mapping[str, Any]) -> NoReturn:
-    """Build one contender and do as the parent says, line by line, until its pipe closes."""
+    """Execute the parent's commands, one per line, until its pipe closes."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not end up between the replies
+    os.dup2(2, 1)  # keeps output of libraries out of the replies
     orders = follow_stdin()
-    if torch := sys.modules.get("torch"):  # imported later, it would take the number from OMP_NUM_THREADS
+    if torch := sys.modules.get("torch"):  # if imported later, torch reads OMP_NUM_THREADS
         torch.set_num_threads(request["threads"])
     work: Work | None = None
     for order, *words in iter(orders.get, None):
@@ -38,7 +38,7 @@ def serve(benchmark: Benchmark, request: Mapping[str, Any]) -> NoReturn:
                 reply: dict[str, Any] = {}
             else:
                 assert work
-                reply = obey(work, order, words)
+                reply = execute(work, order, words, time.process_time if request["cpu_time"] else time.perf_counter)
         except Unavailable as error:
             reply = {"unavailable": str(error)}
         except ImportError as error:
@@ -49,7 +49,7 @@ def serve(benchmark: Benchmark, request: Mapping[str, Any]) -> NoReturn:
     raise SystemExit
 
 
-def obey(work: Work, order: str, words: Sequence[str]) -> dict[str, Any]:
+def execute(work: Work, order: str, words: Sequence[str], clock: Callable[[], float]) -> dict[str, Any]:
     if order == "warm":
         work.step()
         return {}
@@ -57,26 +57,26 @@ def obey(work: Work, order: str, words: Sequence[str]) -> dict[str, Any]:
         np.savez(words[0], **(work.answer() if work.answer else {}))  # type: ignore[arg-type]
         return {"given": work.answer is not None}
     if order == "time":
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(work.inner):
             work.step()
-        return {"seconds": (time.perf_counter() - begin) / work.inner}
+        return {"seconds": (clock() - begin) / work.inner * work.scale}
     if order == "memory":
         return peak_memory(work.step)
     return work.facts()
 
 
 def follow_stdin() -> "queue.Queue[list[str] | None]":
-    """Orders from the parent. When it is gone, however it went, so is this process with all it started."""
+    """Commands from the parent. When it ends for any reason, this process group is killed."""
     orders: queue.Queue[list[str] | None] = queue.Queue()
 
     def read() -> None:
         rest = b""
-        while chunk := os.read(0, 65536):  # not sys.stdin: a fork must not inherit its lock
+        while chunk := os.read(0, 65536):  # not sys.stdin, whose lock a fork would inherit
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 orders.put(json.loads(line))
-        if scratch := os.environ.get(SCRATCH):  # a parent that was killed could not remove it
+        if scratch := os.environ.get(SCRATCH):  # a killed parent could not remove it
             shutil.rmtree(scratch, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
 
@@ -85,9 +85,9 @@ def follow_stdin() -> "queue.Queue[list[str] | None]":
 
 
 def peak_memory(step: Callable[[], object]) -> dict[str, Any]:
-    """Bytes one step needs on top of what is there: of the process (Linux), and of torch's CPU allocator.
+    """Additional bytes that one step needs: of the process (Linux), and of torch's CPU allocator.
 
-    Free memory that malloc holds is given back first: otherwise a step that reuses it would seem to need none.
+    Free memory held by malloc is returned first; otherwise a step that reuses it would seem to need none.
     """
     found: dict[str, Any] = {"torch": allocated_by_torch(step)}
     with contextlib.suppress(OSError, AttributeError):
@@ -106,7 +106,7 @@ def process_memory() -> dict[str, int]:
 
 
 def allocated_by_torch(step: Callable[[], object]) -> int | None:
-    """The highest sum of allocations minus releases during a step, from torch.profiler's record."""
+    """The maximum of allocations minus releases during a step, from torch.profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:

@@ -1,22 +1,22 @@
-"""Claim: seconds per round and memory depend on who takes part, not on how many could.
+"""Claim: time per round and memory depend on the number of participants, not on the number of clients.
 
     python benchmarks/clients.py [--quick] [--repeats N] [--threads N] [--json]
 
 Compared: AS-FedBridge rounds with 10, 100 and 1,000 clients of which 10 take part, width 0.25, T = 4, 32 training and
-16 test images each, batch 32, local engine. Every size is a process of its own. Per size: seconds per round, and the
-peak of resident memory over the whole life of the process (VmHWM; imports and data count), with what was there before
-the engine was built and the bytes of image data beside it.
+16 test images each, batch 32, local engine. Every size runs in its own process. Reported per size: seconds per round,
+the peak resident memory of the process (VmHWM, including imports and data), the memory before the engine was built, and
+the bytes of image data.
 
-Participants are 5 ANN and 5 SNN clients drawn anew each round, not participation=10/n: that would draw more SNNs in
-one size than in another and time the draw. With 10 clients they are always the same, with 1,000 almost always new:
-what it costs to meet a client for the first time is part of the claim.
+Participants are 5 ANN and 5 SNN clients, drawn in each round. participation=10/n would draw more SNNs in one size than
+in another, and the times would not be comparable. With 10 clients the participants are always the same, with 1,000
+almost always new: the cost of the first use of a client is part of the claim.
 
-Images: 1,000 clients x 48 images of their own would be 147 MB and hide what is asked here, what a client costs beside
-its data. So all draw from one pool of 2,000 images (6 MB): each shard is a view of 48 neighbours, and neighbouring
-clients overlap. With data of their own, add 3,072 bytes per image.
+Images: 1,000 clients with 48 images each would take 147 MB and hide what is measured here, the cost of a client without
+its data. All clients therefore share a pool of 2,000 images (6 MB): each shard is a view of 48 consecutive images, and
+the shards of neighbouring clients overlap. With separate data, add 3,072 bytes per image.
 
-Ten clients are in memory at any time; who makes room is written to a temporary folder and read back when drawn again.
-No answers are compared: different federations compute different things.
+Ten clients are in memory at any time. The least recently used one is evicted to a temporary folder and read back when
+drawn again. No answers are compared: different federations compute different things.
 """
 
 import argparse
@@ -39,11 +39,11 @@ from federation import make_images, make_infos, make_shard, make_task
 from sidebyside import Benchmark, Case, Contender, Work, main
 
 SMALLEST = "10 clients"
-ROUNDS = 1000  # of which a few are played: the learning rate hardly moves
+ROUNDS = 1000  # only a few are played: the learning rate hardly changes
 
 
 def participants(infos: list[ClientInfo], count: int, index: int) -> list[ClientInfo]:
-    """Half of them ANNs, half SNNs, in id order."""
+    """``count`` clients, half ANNs and half SNNs, in order of id."""
     generator = torch.Generator().manual_seed(index)
     half = len(infos) // 2
     chosen = []

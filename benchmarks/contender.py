@@ -1,4 +1,4 @@
-"""What a benchmark script states: who takes part, on which cases, and what must come out equal."""
+"""The definition of a benchmark: its contenders, its cases, and which results must be equal."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -8,34 +8,35 @@ from typing import Any
 
 import numpy as np
 
-Case = dict[str, Any]  # one line of parameters: what changes between two tables of a script
+Case = dict[str, Any]  # the parameters of one table of a script
 Answer = dict[str, np.ndarray]
 
 
 class Unavailable(Exception):
-    """Raised by a contender that cannot be built here, which is nobody's mistake; the message says why."""
+    """Raised by a contender that cannot be built on this machine, which is not a failure; the message says why."""
 
 
 @dataclass
 class Work:
-    """One contender, built in its child."""
+    """One contender, built in its child process."""
 
-    step: Callable[[], object]  # what is timed; called once before, to warm up
-    answer: Callable[[], Answer] | None = None  # what it computed, asked for after the warm-up
+    step: Callable[[], object]  # the timed function; called once before, to warm up
+    answer: Callable[[], Answer] | None = None  # its result, requested after the warm-up
     inner: int = 1  # steps per repeat; seconds are given per step
-    facts: Callable[[], dict[str, Any]] = dict  # what else there is to say at the end: layout, bytes
+    scale: float = 1.0  # multiplies the seconds, if ``step`` does more or less than one step's work
+    facts: Callable[[], dict[str, Any]] = dict  # further facts for the table, such as layout or bytes
 
 
 @dataclass(frozen=True)
 class Contender:
     name: str
     make: Callable[[Case], Work]
-    needs: Sequence[str] = ()  # modules; where one is missing the contender is "not installed"
+    needs: Sequence[str] = ()  # modules; if one is missing, the contender is "not installed"
     env: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None  # instead of --threads
-    like: str | None = None  # whose answer it must give; the baseline's unless named
-    differs: str = ""  # why its answer cannot be equal: the difference is then shown, not enforced
-    skip: str = ""  # why it does not take part this time
+    like: str | None = None  # the contender whose answer it must equal; default: the baseline
+    differs: str = ""  # why its answer cannot be equal; the difference is then shown, but allowed
+    skip: str = ""  # why it is skipped
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,13 @@ class Benchmark:
     baseline: str
     cases: Callable[[argparse.Namespace], list[Case]]
     contenders: Callable[[Case], list[Contender]]
-    tolerance: Mapping[str, float] = field(default_factory=dict)  # by part of the answer; equal bits where not named
+    tolerance: Mapping[str, float] = field(default_factory=dict)  # by part of the answer; default: equal bits
     memory: bool = False  # also measure the peak memory of one step
+    threads: int | None = None  # per contender, unless --threads is given; default: all cores
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    derive: Callable[[Case, dict[str, dict[str, Any]]], dict[str, float]] | None = None  # more from a case's results
+    derive: Callable[[Case, dict[str, dict[str, Any]]], dict[str, float]] | None = (
+        None  # further numbers from a case's results
+    )
 
     @property
     def name(self) -> str:

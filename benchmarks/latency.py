@@ -1,31 +1,29 @@
-"""Claim: a round costs next to nothing beside the training in it.
+"""Claim: the overhead of a round is negligible compared with the training in it.
 
     python benchmarks/latency.py [--quick] [--repeats N] [--threads N] [--json]
     python benchmarks/latency.py --network [4,10,4x4] [--repeats N] [--case K] [--only NAME,...] [--markdown]
 
 Compared: milliseconds per round of a method that does nothing, with 10 clients over 50 rounds and the closing visit:
 the local engine, the pool with two workers, and the local engine with a run folder (records, TensorBoard events and a
-checkpoint of every client each round, flushed to the disk). What is left is the engine's own work: payload checks, the
-question whether a model has changed since its last evaluation (a checksum of its weights), messages, files. Backbones
-are the narrowest there are (width 0.0625) with two test images each: the checksum and the checkpoint grow with the
-backbone, the rest does not.
+checkpoint of every client each round, flushed to the disk). This measures the engine's own work: payload checks, the
+checksum of a model's weights that shows whether it has changed since its last evaluation, messages and files. Backbones
+have the minimum width (0.0625) and two test images each: the checksum and the checkpoint grow with the backbone, the
+rest does not.
 
-Equal: nothing is computed; the number of turns taken is compared.
+Equal: nothing is computed, so the number of turns is compared.
 
-With --network: seconds per round of AS-FedBridge with a Bridge of real size and few images (network.py), in whole runs:
-local, pool, Flower on loopback with forked tasks, Flower as shipped and Flower's own simulation (Ray), with 4 and 10
-clients; and the memory of the server's process, with private models of the same and of four times the width. What
-Flower costs is the difference to local, which trains the same. Equal: every bit of the server's last state.
+With --network: seconds per round of AS-FedBridge with a Bridge of realistic size and few images (network.py), in whole
+runs: local, pool, Flower on loopback with forked tasks, Flower as shipped and Flower's own simulation (Ray), with 4 and
+10 clients; and the memory of the server's process, with private models of the same and of four times the width. The
+cost of Flower is the difference to local, which trains the same. Equal: every bit of the server's last state.
 """
 
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,20 +34,17 @@ from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.data.loader import Shard
-from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import AfterRound, Engine, federate
 from asfedbridge.engines.pool import PoolEngine
-from asfedbridge.runs.folder import RunFolder
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.records import make_records
-from federation import make_images, make_infos, make_shard, make_task
+from federation import Recorded, make_images, make_infos, make_shard, make_task
 from sidebyside import Benchmark, Case, Contender, Work, main
 
 
 @dataclass(frozen=True)
 class Nothing(Method):
-    """Exchanges nothing, learns nothing. Not registered: it exists here only."""
+    """Exchanges nothing and learns nothing. It is not registered."""
 
     name: ClassVar[str] = "nothing"
 
@@ -63,7 +58,7 @@ class Nothing(Method):
         return Upload()
 
 
-ALIVE = ExitStack()  # what a child keeps until it is ended
+ALIVE = ExitStack()  # resources that a child holds until it is killed
 Setting = tuple[Method, Task, Sequence[ClientInfo], Sequence[Shard]]
 
 
@@ -109,22 +104,9 @@ def pool(case: Case) -> Work:
 
 def with_folder(case: Case) -> Work:
     made_from = setting(case)
-    folder = RunFolder(Path(tempfile.mkdtemp()), replace(quickstart(), method=made_from[0]), resume=False)
-    folder.begin(0)
-    engine = LocalEngine(*made_from, folder=folder.checkpoints / checkpoint.CLIENTS)
-
-    def keep(
-        rnd: Round,
-        clients: Sequence[ClientInfo],
-        sent: Mapping[int, int],
-        ups: Mapping[int, Upload],
-        state: Payload,
-    ) -> None:
-        folder.add_records(make_records(rnd, clients, sent, ups))
-        if not rnd.closing:
-            checkpoint.save(folder.checkpoints, rnd.index + 1, state, engine, {})
-
-    return work(engine, made_from, keep)
+    recorded = Recorded(replace(quickstart(), method=made_from[0]))
+    engine = LocalEngine(*made_from, folder=recorded.states)
+    return work(engine, made_from, recorded.watch(engine, *made_from[1:]))
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
@@ -162,7 +144,7 @@ def derive(case: Case, rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 BENCHMARK = Benchmark(
     script=os.path.abspath(__file__),
-    claim="what a round costs by itself: nothing is learned, or (--network) little",
+    claim="overhead of a round: without training or (--network) with little of it",
     baseline="local",
     cases=cases,
     contenders=contenders,

@@ -1,14 +1,14 @@
-"""Claim: whole batches cut from resident tensors are faster than a DataLoader with per-sample transforms.
+"""Claim: transforming whole batches of resident tensors is faster than a DataLoader with per-sample transforms.
 
     python benchmarks/loader.py [--quick] [--repeats N] [--threads N] [--json]
 
 Compared: one shuffled epoch of zero padding by 4 and random crop, random flip and normalisation over 5,000 uint8
-images of 3x32x32, batch 256. Our ``Shard.batches`` against torch's DataLoader with 0 and with 2 workers, which stay
-alive between epochs. The DataLoader's per-sample transforms are written in plain torch operations, because torchvision
-cannot be imported on the machine this was written on; torchvision's own do the same operations.
+images of 3x32x32, batch 256. Our ``Shard.batches`` is compared with torch's DataLoader with 0 and with 2 persistent
+workers. The DataLoader's per-sample transforms are written in plain torch operations, because torchvision cannot be
+imported on the machine this was written on; torchvision's transforms do the same operations.
 
-Equal: with the same permutation, offsets and flips, the same batches to float rounding. When timed, each draws its own:
-ours once per epoch, the transforms once per sample.
+Equal: with the same permutation, offsets and flips, the same batches up to float rounding. When timed, each contender
+draws its own: ours once per epoch, the transforms once per sample.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def at_random(index: int) -> tuple[int, int, bool]:
 
 
 def as_shard_draws(count: int) -> tuple[list[int], Draw]:
-    """The order and the draw by index that ``Shard.batches`` makes from the same seed."""
+    """The order and the draw by index of ``Shard.batches`` for the same seed."""
     generator = torch.Generator().manual_seed(SEED)
     order = torch.randperm(count, generator=generator).tolist()
     tops, lefts = torch.randint(0, 2 * PAD + 1, (2, count), generator=generator).tolist()

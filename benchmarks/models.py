@@ -3,13 +3,13 @@
     python benchmarks/models.py [--model NAME] [--quick] [--repeats N] [--threads N] [--json]
 
 Compared, for every registered model at width 0.25: a training step (forward, cross-entropy of the mean over time,
-backward, SGD with momentum; batch 64, T = 4, 32x32x3, 10 classes) of the SNN as it is; the same on the plain torch path
-(ASFEDBRIDGE_NEURON=torch); the ANN twin in channels-last, as engines run it, and in the default layout. The SNN's step
-over T steps of its twin is derived.
+backward, SGD with momentum; batch 64, T = 4, 32x32x3, 10 classes) of the SNN; the same on the plain torch path
+(ASFEDBRIDGE_NEURON=torch); the ANN twin in channels-last, as engines run it, and in the default layout. The ratio of an
+SNN step to T steps of its twin is derived.
 
-Equal: all start from the same weights. The mean logit of each class over the first batch is compared, between the
-paths of the SNN and between the layouts of the ANN, and not to the last bit: in float32 a membrane within rounding of
-its threshold may flip. That the paths agree is what tests/models/test_zoo.py shows.
+Equal: all start from the same weights. The mean logit of each class over the first batch is compared between the paths
+of the SNN and between the layouts of the ANN, with a tolerance: in float32, rounding may flip the spike of a membrane
+near its threshold. tests/models/test_zoo.py tests that the paths agree.
 
 Not compared: data loading, evaluation.
 """

@@ -1,8 +1,8 @@
-"""Whole runs on each engine, for `latency.py --network`: how long a round takes, and what the server's process holds.
+"""Whole runs on each engine, for `latency.py --network`: time per round, and memory of the server's process.
 
-The method is AS-FedBridge with a Bridge of real size (3.93 MB each way); images are few, so that little is left beside
-moving the payload. A run is started from nothing each time and leaves nobody: idle nodes ask for work every second,
-and would slow down whoever's turn it is.
+The method is AS-FedBridge with a Bridge of realistic size (3.93 MB each way) and few images, so that payload transfer
+dominates. Every run starts and ends all its processes: idle nodes poll for work every second and would slow down the
+next contender.
 """
 
 import argparse
@@ -31,12 +31,14 @@ from asfedbridge.runs.spec import Spec, apply_overrides
 from sidebyside import Answer, Case, Contender, Work
 
 BIN = Path(sys.executable).parent
-# In place of the app's last lines: the same apps, whose server says after every round what memory it holds.
+# Appended to the app: the same apps, whose server reports the end of every round and its memory.
 WEIGHED = """
 
 class Weighed(Progress):
     def on_round_end(self, run, rnd, records):
         super().on_round_end(run, rnd, records)
+        if not rnd.closing:
+            self._line("server: end of a round")
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith(("Rss:", "Pss:")):
                 self._line("server: " + line)
@@ -52,16 +54,18 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Diary(Callback):
-    """When rounds ended, run by run, and what the server held then."""
+    """The end times of rounds for each run, and the server's memory at those times."""
 
     ends: list[list[float]] = field(default_factory=list)
-    held: dict[str, list[int]] = field(default_factory=dict)  # bytes: all (RSS), its share of what is shared (PSS)
+    held: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # bytes: resident (RSS), and with shared pages counted in proportion (PSS)
 
     def begin(self) -> None:
         self.ends.append([])
 
     def tell(self, line: str) -> None:
-        if re.match(r"round \d+/\d+  accuracy", line):
+        if line == "server: end of a round":
             self.ends[-1].append(time.perf_counter())
         if found := re.match(r"server: (Rss|Pss):\s+(\d+) kB", line):
             self.held.setdefault(found[1].upper(), []).append(1024 * int(found[2]))
@@ -70,7 +74,7 @@ class Diary(Callback):
         self.ends[-1].append(time.perf_counter())
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """Seconds from the end of the first round to that of the last, by rounds: the first pays for what is built."""
+        """Mean seconds of the rounds after the first one, which includes setup."""
         each = [(ends[rounds - 1] - ends[0]) / (rounds - 1) for ends in self.ends]
         held = {f"server's {kind} in bytes": int(np.median(values)) for kind, values in self.held.items()}
         return {"seconds a round": round(float(np.median(each)), 3), **held}
@@ -83,7 +87,7 @@ def check(names: str) -> str:
 
 
 def cases(names: str, quick: bool) -> list[Case]:
-    """``names`` as in 4,10,4x4: numbers of clients, and after an x how many times as wide their private models are."""
+    """``names`` such as 4,10,4x4: numbers of clients, and after an x the factor of the width of private models."""
     found: list[Case] = []
     for name in names.split(","):
         clients, _, wider = name.partition("x")
@@ -133,7 +137,7 @@ def work(case: Case, play: Callable[[Spec, Path, Any], object]) -> Work:
             digest[:] = [(Path(place) / "run" / server).read_bytes()]
 
     def answer() -> Answer:
-        diary.ends.clear()  # the first run was to warm up
+        diary.ends.clear()  # discards the warm-up run
         diary.held.clear()
         return {"server's state": np.frombuffer(digest[0], np.uint8)}
 
@@ -141,17 +145,19 @@ def work(case: Case, play: Callable[[Spec, Path, Any], object]) -> Work:
 
 
 class Programs:
-    """Flower's programs as its own commands start them, with all that they start."""
+    """Flower's programs, started by its own commands, and their child processes."""
 
     def __init__(self, folder: Path) -> None:
         from asfedbridge.deploy.processes import QUIET
 
         self.folder = folder
-        (folder / "ray_bootstrap_config.yaml").write_text("provider: {type: local}\n")  # asks no cloud who it is
+        (folder / "ray_bootstrap_config.yaml").write_text(
+            "provider: {type: local}\n"
+        )  # prevents requests to cloud providers
         path = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), "FLWR_HOME": str(folder)}
         self._env = {**os.environ, **QUIET, **path, "OMP_NUM_THREADS": "1"}
         self._env.pop("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")  # as shipped
-        self._env["RAY_worker_niceness"] = "0"  # else it comes last beside any other load
+        self._env["RAY_worker_niceness"] = "0"  # the default would yield to any other load
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -183,7 +189,7 @@ class Programs:
         raise WorkerLost((self.folder / "log").read_text(errors="replace")[-1000:])
 
     def close(self) -> None:
-        """What they started ends with them: each watches its parent."""
+        """Child processes end with their parent, which they watch."""
         for process in self._running:
             process.terminate()
         for process in self._running:
@@ -193,7 +199,7 @@ class Programs:
                 process.kill()
 
 
-Start = Callable[[Path, Spec, Path], Any]  # a folder, what to play, its app: returns what runs it
+Start = Callable[[Path, Spec, Path], Any]  # folder, specification, app folder; returns a handle to close
 
 
 def play_over(start: Start, spec: Spec, out: Path, tell: Tell) -> None:
@@ -220,8 +226,14 @@ def node_configs(folder: Path, spec: Spec) -> dict[int, dict[str, Any]]:
     return {c.id: {"client-id": c.id, "state-dir": str(folder / "states")} for c in parse_fleet(spec.fleet, spec.T)}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def start_forked(folder: Path, spec: Spec, app: Path) -> Any:
-    """As `asfedbridge run --engine flower` does it."""
+    """As in `asfedbridge run --engine flower`."""
     from asfedbridge.deploy.local_cluster import Loopback
     from asfedbridge.deploy.local_run import PRELOAD
 
@@ -231,8 +243,6 @@ def start_forked(folder: Path, spec: Spec, app: Path) -> Any:
 
 
 def start_shipped(folder: Path, spec: Spec, app: Path) -> Any:
-    from asfedbridge.deploy.local_cluster import free_port
-
     programs, port = Programs(folder), free_port()
     programs.start("flower-superlink", "--insecure", "--host=127.0.0.1", f"--port={port}")
     for client, config in node_configs(folder, spec).items():
@@ -244,8 +254,6 @@ def start_shipped(folder: Path, spec: Spec, app: Path) -> Any:
 
 
 def start_simulation(folder: Path, spec: Spec, app: Path) -> Any:
-    from asfedbridge.deploy.local_cluster import free_port
-
     programs, port = Programs(folder), free_port()
     programs.start("flower-superlink", "--simulation", "--insecure", "--host=127.0.0.1", f"--port={port}")
     sizes = f"num-supernodes={len(node_configs(folder, spec))} client-resources-num-cpus=1 init-args-num-cpus=2"

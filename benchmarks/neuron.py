@@ -1,19 +1,19 @@
-"""Claim: our LIF neuron trains faster on a CPU than those of the SNN libraries, and computes the same.
+"""Claim: our LIF neuron trains faster on a CPU than those of other SNN libraries and gives the same results.
 
     python benchmarks/neuron.py [--quick] [--repeats N] [--threads N] [--json]
 
-Compared: forward and backward of one LIF layer on [T, 64, 64, 16, 16] for T = 2, 4, 8, 16. Ours on each path this
-machine offers, the plain loop that defines it (also through torch.compile), SpikingJelly's LIFNode in multi-step mode
-(eager, and through torch.compile: version 2 has no `backend` argument any more; its CPU path is torch in both cases),
-snnTorch's Leaky and norse's LIFBoxCell, each stepped by the loop its documentation shows. A step clears the gradient,
-resets the state, goes forward and back. Compilation is in the warm-up, not in the time.
+Compared: forward and backward of one LIF layer on [T, 64, 64, 16, 16] for T = 2, 4, 8, 16. Contenders: ours on each
+kernel available on this machine, the reference loop that defines it (also with torch.compile), SpikingJelly's LIFNode
+in multi-step mode (eager, and with torch.compile: version 2 no longer has a `backend` argument; its CPU path is torch
+in both cases), snnTorch's Leaky and norse's LIFBoxCell, each in the loop that its documentation shows. A step clears
+the gradient, resets the state, runs forward and backward. Compilation happens in the warm-up and is not timed.
 
-Ours runs on the layout our networks use: channels-last. Each other contender tries both layouts and runs on the one
-that is faster for it; the table says which.
+Ours runs in the layout of our networks, channels-last. Every other contender tries both layouts and runs in the faster
+one, which the table names.
 
 Equal by construction: u = v / 2 + x, spike at u >= 1, hard reset that gradients pass through, triangle surrogate. The
 inputs are odd multiples of 1/32, on which every library's formula is exact in float32 and u = 1 (>= here, > in norse)
-cannot occur: spikes must be the same bit for bit, gradients to float rounding.
+cannot occur: spikes must be equal bit for bit, gradients up to float rounding.
 
 Not compared: GPU kernels, other neurons, float16.
 """
@@ -49,7 +49,7 @@ class Layer:
         self.forward = forward
         self.x = currents(case, channels_last)
         noise = torch.randn(self.x.shape, generator=torch.Generator().manual_seed(1))
-        self.upstream = torch.empty_like(self.x).copy_(noise)  # in the layout of the output, as the next layer gives it
+        self.upstream = torch.empty_like(self.x).copy_(noise)  # in the layout of the output, as from a next layer
         self.spikes = self.x.detach()
 
     def step(self) -> None:
@@ -66,7 +66,7 @@ class Layer:
 
 
 def work(forward: Forward, case: Case, layouts: tuple[bool, ...] = (True, False)) -> Work:
-    """On the faster of the layouts."""
+    """The contender in the faster of the layouts."""
     layers = {channels_last: Layer(forward, case, channels_last) for channels_last in layouts}
     best = min(layers, key=lambda name: _seconds(layers[name].step)) if len(layers) > 1 else layouts[0]
     chosen = layers[best]
@@ -147,7 +147,7 @@ def spikingjelly_compiled(case: Case) -> Work:
 
 
 class _Triangle(torch.autograd.Function):
-    """snnTorch has no such surrogate built in; it takes any function."""
+    """snnTorch has no triangle surrogate but accepts any function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

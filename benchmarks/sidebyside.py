@@ -1,12 +1,12 @@
-"""Time contenders side by side: each in a process of its own, all alive, one at work.
+"""Times contenders side by side, each in its own process; all processes exist at once, but only one works at a time.
 
-Own processes, so that one library's import, allocator setting or thread pool neither helps nor hurts another. They
-take turns (A B C, then C B A, ...) so that a machine that slows down slows everybody down; therefore the repeats of a
-round are paired, and the ratio shown is the median of the per-repeat ratios. Before anything is timed, every
-contender's answer is compared with that of the contender it claims to equal; a difference ends the script with 1.
+Separate processes isolate the imports, allocator settings and thread pools of the libraries. Contenders take turns
+(A B C, then C B A, ...), so that a machine that slows down affects all of them. Repeats are therefore paired, and the
+ratio shown is the median of the per-repeat ratios. Before the timing, every contender's answer is compared with that of
+the contender it must equal; if they differ, the script exits with 1.
 
-A script states a ``Benchmark`` and ends in ``sys.exit(main(BENCHMARK))``. A contender is named, not passed: its child
-process runs the same script, finds the contender by name and builds it there.
+A script defines a ``Benchmark`` and ends with ``sys.exit(main(BENCHMARK))``. The child process of a contender runs the
+same script, finds the contender by name and builds it.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from tables import describe, machine, render, versions
 
 __all__ = ["Answer", "Benchmark", "Case", "Contender", "Unavailable", "Work", "main", "paired_ratios"]
 
-PAUSE = 0.02  # seconds before a turn: the threads of whoever worked last stop spinning
-LIMIT = 1800.0  # seconds a child may take for one request, building and compiling included
+PAUSE = 0.02  # seconds before a turn, in which the threads of the previous contender stop spinning
+TIMEOUT = 1800.0  # seconds for one request to a child, including building and compiling
 
 
 def paired_ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """Repeat by repeat: what slowed both down divides out."""
+    """One ratio per repeat, which cancels a slowdown of the machine."""
     return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
 
 
@@ -47,7 +47,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def turns(names: Sequence[str], repeats: int) -> Iterator[list[str]]:
-    """Whose turn it is, repeat by repeat: forwards, then backwards, and each time somebody else begins."""
+    """The order of contenders in each repeat: forwards, then backwards, rotated by one every two repeats."""
     for repeat in range(repeats):
         start = (repeat // 2) % len(names)
         order = [*names[start:], *names[:start]]
@@ -55,7 +55,7 @@ def turns(names: Sequence[str], repeats: int) -> Iterator[list[str]]:
 
 
 def largest_difference(mine: Answer, theirs: Answer) -> dict[str, float]:
-    """Per part of the answer; infinite where there is no number for it: a shape, a text, a part only one side has."""
+    """For each part of the answer; infinite for different shapes, different texts and missing parts."""
     found = {}
     for part in sorted(mine.keys() | theirs.keys()):
         if part in mine and part in theirs and np.array_equal(mine[part], theirs[part]):
@@ -74,7 +74,7 @@ def largest_difference(mine: Answer, theirs: Answer) -> dict[str, float]:
 
 
 class Stopped(Exception):
-    """A contender gave no number, and why."""
+    """A contender gave no result; the message is the reason."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -82,13 +82,15 @@ class Stopped(Exception):
 
 
 class Child:
-    def __init__(self, benchmark: Benchmark, contender: Contender, case: Case, threads: int, scratch: str) -> None:
+    def __init__(
+        self, benchmark: Benchmark, contender: Contender, case: Case, threads: int, cpu_time: bool, scratch: str
+    ) -> None:
         threads = contender.threads or threads
         env = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "TMPDIR": scratch, SCRATCH: scratch}
         if case.get("quick"):
-            env["OMP_WAIT_POLICY"] = "PASSIVE"  # tests share the machine: threads that spin would wait for each other
-        request = {"contender": contender.name, "case": case, "threads": threads}
-        # What libraries say matters only when something goes wrong.
+            env["OMP_WAIT_POLICY"] = "PASSIVE"  # tests share the machine, and spinning threads would delay each other
+        request = {"contender": contender.name, "case": case, "threads": threads, "cpu_time": cpu_time}
+        # The output of libraries is only needed for error messages.
         self.noise = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
         self.process = subprocess.Popen(
             [sys.executable, benchmark.script, "--child", json.dumps(request)],
@@ -96,7 +98,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self.noise,
             env=os.environ | env | dict(contender.env),
-            start_new_session=True,  # Ctrl-C is for the parent, which then ends each child with its own children
+            start_new_session=True,  # only the parent gets Ctrl-C; it then kills each child with its descendants
         )
 
     def ask(self, *words: str) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Child:
             self.process.stdin.flush()
             reply: dict[str, Any] = json.loads(self._line())
         except (BrokenPipeError, json.JSONDecodeError):
-            raise Stopped("failed", f"its process ended with {self.process.wait(10)}: {self._last_words()}") from None
+            raise Stopped("failed", f"its process ended with {self.process.wait(10)}: {self._last_line()}") from None
         for status in ("unavailable", "failed"):
             if status in reply:
                 raise Stopped(status, reply[status])
@@ -114,21 +116,21 @@ class Child:
 
     def _line(self) -> bytes:
         assert self.process.stdout
-        line, end = b"", time.monotonic() + LIMIT
+        line, end = b"", time.monotonic() + TIMEOUT
         while not line.endswith(b"\n"):
             left = end - time.monotonic()
             if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise Stopped("failed", f"no answer within {LIMIT:g} s")
+                raise Stopped("failed", f"no answer within {TIMEOUT:g} s")
             chunk = os.read(self.process.stdout.fileno(), 65536)
             if not chunk:
                 break
             line += chunk
         return line
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self.noise.seek(0)
         lines = self.noise.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -140,17 +142,19 @@ class Child:
                     pipe.close()
 
 
-def race(benchmark: Benchmark, case: Case, repeats: int, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """One case: build, warm up, compare, time in turns, measure memory. Returns the case's part of the JSON."""
+def race(
+    benchmark: Benchmark, case: Case, repeats: int, threads: int, cpu_time: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run one case: build, warm up, compare, time in turns, measure memory. Return its part of the JSON."""
     contenders = {c.name: c for c in benchmark.contenders(case)}
     rows: dict[str, dict[str, Any]] = {name: {"name": name, "status": "ok"} for name in contenders}
     children: dict[str, Child] = {}
     scratch = tempfile.TemporaryDirectory(
         prefix="asfedbridge-bench-", ignore_cleanup_errors=True
-    )  # children are killed and cannot tidy up
+    )  # children are killed and cannot remove their files
 
     def ask(name: str, *words: str) -> dict[str, Any]:
-        """An answer, or nothing and one contender fewer."""
+        """The reply; if the contender fails, an empty one, and the contender is removed."""
         try:
             return children[name].ask(*words)
         except Stopped as stopped:
@@ -165,9 +169,9 @@ def race(benchmark: Benchmark, case: Case, repeats: int, threads: int, say: Call
                 status = "skipped" if contender.skip else "not installed"
                 rows[name] |= {"status": status, "reason": contender.skip or f"needs {', '.join(missing)}"}
                 continue
-            children[name] = Child(benchmark, contender, case, threads, scratch.name)
+            children[name] = Child(benchmark, contender, case, threads, cpu_time, scratch.name)
         for name in list(children):
-            say(f"  {describe(case)}: {name} gets ready")
+            say(f"  {describe(case)}: preparing {name}")
             for order in ("build", "warm"):
                 if name in children:
                     ask(name, order)
@@ -204,9 +208,9 @@ def compare(
     rows: dict[str, dict[str, Any]],
     ask: Callable[..., dict[str, Any]],
 ) -> None:
-    """Write into each row how far its answer is from the one it must equal, and whether that is equal."""
+    """Add to each row the difference between its answer and the one it must equal, and whether they are equal."""
     files = {}
-    for number, name in enumerate(list(children)):  # a copy: a child that fails is taken out
+    for number, name in enumerate(list(children)):  # a copy: ``ask`` removes a child that fails
         file = Path(folder, f"{number}.npz")
         if ask(name, "answer", str(file)).get("given"):
             files[name] = file
@@ -236,11 +240,16 @@ def mismatches(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=benchmark.claim)
     parser.add_argument("--repeats", type=int, metavar="N", help="timed repeats (default: 5; with --quick: 2)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per contender (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help=f"threads per contender (default: {benchmark.threads or 'all cores'})"
+    )
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="processor time instead of wall-clock time, for machines in use"
+    )
     parser.add_argument("--case", type=int, metavar="K", help="only the K-th case (default: all)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, only to check that it runs")
     parser.add_argument("--json", action="store_true", help="only the final line of JSON on stdout, the rest on stderr")
-    parser.add_argument("--markdown", action="store_true", help="tables for a page of docs/")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for docs/")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     benchmark.options(parser)
     args = parser.parse_args(argv)
@@ -252,12 +261,12 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
         parser.error(f"--case {args.case}: give 1 to {len(benchmark.cases(args))}")
     if os.environ.get(FOLLOW):
         follow_stdin()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through `finally`, like Ctrl-C
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # runs `finally` blocks, as Ctrl-C does
     repeats = args.repeats or (2 if args.quick else 5)
-    threads = args.threads or len(os.sched_getaffinity(0))
+    threads = args.threads or benchmark.threads or len(os.sched_getaffinity(0))
     say = progress(sys.stderr)
     try:
-        cases = [race(benchmark, case, repeats, threads, say) for case in planned(benchmark, args)]
+        cases = [race(benchmark, case, repeats, threads, args.cpu_time, say) for case in planned(benchmark, args)]
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
@@ -270,6 +279,7 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
         "quick": args.quick,
         "repeats": repeats,
         "threads": threads,
+        "clock": "cpu" if args.cpu_time else "wall",
         "machine": machine(),
         "versions": versions(),
         "equal": not wrong,
@@ -288,7 +298,7 @@ def planned(benchmark: Benchmark, args: argparse.Namespace) -> list[Case]:
 
 
 def progress(stream: IO[str]) -> Callable[[str], None]:
-    """One line that rewrites itself; silent where nobody looks."""
+    """A status line on a terminal; silent elsewhere."""
 
     def say(text: str) -> None:
         if stream.isatty():

@@ -3,14 +3,14 @@
     python benchmarks/step.py [--quick] [--repeats N] [--threads N] [--json]
 
 Compared: forward, cross-entropy of the mean over time, backward, one SGD step with momentum; batch 64, T = 4, 32x32x3,
-10 classes, widths 0.25 and 1.0. Ours; the same network built from SpikingJelly's layers and neurons as its
-documentation builds networks (multi-step mode, the static image repeated T times, `reset_net` after each step); the
-same in channels-last layout, also with our setting of malloc; the same step by step. The ANN twin is there to say how
-far an SNN step is from T ANN steps.
+10 classes, widths 0.25 and 1.0. Contenders: ours; the same network built from SpikingJelly's layers and neurons as in
+its documentation (multi-step mode, the static image repeated T times, `reset_net` after each step); the same in
+channels-last layout, also with our setting of malloc; the same in single-step mode. The ANN twin shows how the time of
+an SNN step compares with that of T ANN steps.
 
-Equal: all start from the same weights. The answer compared is logits, loss and every gradient in float64, where
-rounding does not make a membrane cross its threshold; the float32 logits are shown too, but there a single spike that
-flips in the first layer goes through the whole network. Step by step cannot be equal in training: BatchNorm then
+Equal: all start from the same weights. Logits, loss and every gradient are compared in float64, where rounding does not
+make a membrane cross its threshold. The float32 logits are shown too, but there a single flipped spike in the first
+layer propagates through the whole network. Single-step mode cannot be equal in training, because BatchNorm then
 normalises each time step by its own statistics.
 
 Not compared: data loading, evaluation, mixed precision, torch.compile of a whole network.
@@ -92,10 +92,10 @@ def ann(case: Case) -> Work:
 
 
 def peer_network(case: Case, step_mode: str, sliced: bool) -> nn.Module:
-    """Our Spiking ResNet-18 from SpikingJelly's parts, tensor names included, with our initial weights.
+    """Our Spiking ResNet-18 built from SpikingJelly's layers, with our tensor names and initial weights.
 
-    ``sliced``: skip pixels before a 1x1 convolution instead of in it, as ours does, because oneDNN's strided one writes
-    out of bounds in channels-last layout (uxlfoundation/oneDNN#6035).
+    ``sliced``: subsample pixels before a 1x1 convolution instead of using a stride, as ours does, because oneDNN's
+    strided one writes out of bounds in channels-last layout (uxlfoundation/oneDNN#6035).
     """
     from spikingjelly.activation_based import functional, layer, neuron, surrogate
 
@@ -161,7 +161,7 @@ def peer(case: Case, step_mode: str, channels_last: bool) -> Work:
 
     def at_once(network: nn.Module, x: Tensor) -> Tensor:
         repeated = x.unsqueeze(0).repeat(case["T"], 1, 1, 1, 1)
-        if channels_last:  # repeat() forgets it
+        if channels_last:  # repeat() does not keep the layout
             repeated = repeated.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (-1, len(x)))
         logits: Tensor = network(repeated).mean(0)
         return logits

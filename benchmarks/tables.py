@@ -1,4 +1,4 @@
-"""What is printed: one table per case, then machine and versions."""
+"""The printed output: one table per case, then machine and versions."""
 
 import contextlib
 import importlib.metadata
@@ -49,10 +49,13 @@ def render(result: Mapping[str, Any], markdown: bool = False) -> str:
         lines += [f"{name}: {value:.3g}" for name, value in case["derived"].items()]
         lines += [""] if case["derived"] else []
     one = result["machine"]
-    lines.append(f"{one['processor']}, {one['cores']} cores, {result['threads']} threads, n = {result['repeats']}")
+    clock = ", processor time" if result["clock"] == "cpu" else ""
+    lines.append(
+        f"{one['processor']}, {one['cores']} cores, {result['threads']} threads, n = {result['repeats']}{clock}"
+    )
     lines.append(", ".join(f"{name} {version}" for name, version in result["versions"].items()))
     if result["quick"]:
-        lines.append("--quick: sizes too small to conclude anything from")
+        lines.append("--quick: sizes are too small for conclusions")
     return "\n".join(lines)
 
 

@@ -8,8 +8,10 @@ import torch
 # One thread in this process, unless a test asks for more: two are slow beside any other load.
 torch.set_num_threads(1)
 
-# A shell starts background jobs with SIGINT ignored. The processes that tests start and interrupt would inherit that.
+# A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP. The processes that tests start and
+# interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

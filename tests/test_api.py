@@ -19,6 +19,7 @@ from asfedbridge.core.task import ClientInfo, Output, Task
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.models.adapter import Adapter, ModuleMaker, adapt
 from asfedbridge.models.registry import MODELS
+from asfedbridge.runs.record_files import read_diagnostics
 
 TINY: dict[str, Any] = {"fleet": "vgg9@0.125:ann,vgg9@0.125:snn", "train_per_class": 5, "test_per_class": 2}
 TASK = Task(classes=3, channels=1, image_size=8, feature_dim=16)
@@ -52,7 +53,7 @@ def test_every_name_is_there() -> None:
     assert set(afb.__all__) <= set(dir(afb))
     for name in afb.__all__:
         assert getattr(afb, name) is not None
-        assert name == "__version__" or getattr(afb, name).__doc__ or name == "Payload"
+        assert name == "__version__" or getattr(afb, name).__doc__ or name in ("Payload", "Shapes")
     with pytest.raises(AttributeError, match="nothing"):
         afb.nothing  # type: ignore[attr-defined]  # noqa: B018  # type: ignore[attr-defined]
 
@@ -82,18 +83,23 @@ def test_a_recipe_takes_an_instance_of_a_method() -> None:
     assert spec.rounds == 5
 
 
+ONE: Any = afb.Participant("vgg9", (list(range(9)), [0]))  # not a list; its data are not shown
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: afb.recipe("cpuu"), "'cpuu' is no recipe and no .toml file; did you mean 'cpu'"),
+        (lambda: afb.recipe("cpuu"), "'cpuu' is neither a recipe nor a .toml file; did you mean 'cpu'"),
         (lambda: afb.recipe("cpu", method="fedprocks"), "method=fedprocks: unknown method"),
         (lambda: afb.recipe("cpu", method__nu=1), "unknown key 'method.nu'"),
+        (lambda: afb.recipe("cpu", method_nu=1), "unknown key 'method_nu'; write method.nu, in Python method__nu"),
+        (lambda: afb.Federation("fml", ONE), r"clients=Participant\(model='vgg9', kind='ann', T=4\) must be a list"),
         (lambda: afb.recipe("cpu", roundz=1), "unknown key 'roundz'; did you mean 'rounds'"),
         (lambda: afb.run("smoke", engine="cluster"), "engine=cluster: unknown engine"),
-        (lambda: afb.run("smoke", workers=2), "workers=2: the local engine has none; use engine=pool"),
+        (lambda: afb.run("smoke", workers=2), "workers=2: the local engine has no workers; use engine=pool"),
         (lambda: afb.run("smoke", resume=True), "resume=True needs out"),
         (lambda: afb.Federation("fedavg", []), "at least one Participant"),
-        (lambda: afb.load("nowhere"), "nowhere: is no run folder"),
+        (lambda: afb.load("nowhere"), "nowhere: is not a run folder"),
     ],
 )
 def test_errors_speak_python(make: Any, message: str) -> None:
@@ -106,14 +112,24 @@ def test_errors_speak_python(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("python", "command_line"),
     [
-        ("out=a/b: the folder holds another run; add resume=True to go on, or give another out", None),
+        ("out=a/b: the folder holds another run; add resume=True to continue it, or give another out", None),
         ("workers=9: cannot start them all; take fewer", "--workers 9: cannot start them all; take fewer"),
         ("import x.py: there is no such Python file", "--import x.py: there is no such Python file"),
+        ("use format=onnx or format=torch", "use --format onnx or --format torch"),
+        ("free space or change data_root", "free space or change --data-root"),
+        ("name data with data=SOURCE", "name data with --data SOURCE"),
+        ("imported on demand only; use trust=True", "imported on demand only; use --trust"),
+        ("the run imported x.py: load that file with load_plugin", "the run imported x.py: add --import FILE"),
+        (
+            "not known; give what makes it, models={'net': ...}, or load the file that registers it with load_plugin",
+            "not known; add --import FILE, the file that registers it",
+        ),
+        ("callback=x: unknown callback 'x'", "--callback x: unknown callback 'x'"),
         ("holdout=0.2 and out are words", "holdout=0.2 and out are words"),
     ],
 )
 def test_the_command_line_names_options(python: str, command_line: str | None) -> None:
-    told = command_line or "--out a/b: the folder holds another run; add --resume to go on, or give another --out"
+    told = command_line or "--out a/b: the folder holds another run; add --resume to continue it, or give another --out"
     assert name_options(afb.BadInput(python)) == told
 
 
@@ -137,6 +153,13 @@ def test_a_result_is_what_the_folder_holds(finished: afb.Result, monkeypatch: py
     again = afb.load(str(finished.folder))
     assert (again.accuracy, again.clients, again.rounds) == (finished.accuracy, finished.clients, finished.rounds)
     assert "fedproto" in repr(finished)
+
+
+def test_a_folder_without_rounds_is_named(finished: afb.Result, tmp_path: Path) -> None:
+    for name in ("summary.json", "spec.toml"):
+        (tmp_path / name).write_bytes((finished.folder / name).read_bytes())
+    with pytest.raises(afb.BadInput, match=r"rounds\.jsonl is missing"):
+        _ = afb.load(tmp_path).rounds
 
 
 def test_a_result_is_drawn(finished: afb.Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +187,7 @@ def test_what_is_not_installed_is_named(
 
 def test_a_folder_in_use_is_refused_by_its_argument(finished: afb.Result, capsys: Any) -> None:
     spec = afb.recipe("smoke", method="fedproto", rounds=2, **TINY)
-    with pytest.raises(afb.BadInput, match=r"^out=.*: the folder holds another run; add resume=True to go on"):
+    with pytest.raises(afb.BadInput, match=r"^out=.*: the folder holds another run; add resume=True to continue it"):
         afb.run(spec, out=finished.folder)
     assert afb.run(spec, out=finished.folder, resume=True).accuracy == finished.accuracy
     keys = [f"{key}={value}" for key, value in TINY.items()]
@@ -236,7 +259,7 @@ def test_a_spiking_module_is_reset_and_called_for_every_step() -> None:
     assert not torch.equal(first.logits_TBC[0], first.logits_TBC[1])
     assert isinstance(wrapped, Adapter)
     assert wrapped.projector is not None
-    assert torch.allclose(first.feature_TBD[2], wrapped.projector(3 * x.flatten(1)))
+    assert torch.allclose(first.feature_TBD[2], wrapped.projector(3 * x.flatten(1)), atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["s", "m"])
@@ -341,8 +364,36 @@ def test_a_federation_is_the_same_on_local_and_pool_and_when_resumed(tmp_path: P
         ("Counter", "snn", 24, 6),
     ]
     assert local.summary["partition"] == "python"
-    with pytest.raises(afb.BadInput, match=r"holds another run \(epochs = 2\); give another out"):
+    with pytest.raises(afb.BadInput, match=r"holds another run \(it has epochs = 1; given: epochs = 2\)"):
         afb.federate(make_federation(epochs=2), rounds=2, out=tmp_path / "local", resume=True)
+
+
+class Rigid(nn.Module):
+    """Linear layers only: a frozen one, one that is not used, and the last."""
+
+    def __init__(self, trains: bool = True) -> None:
+        super().__init__()
+        self.first, self.idle, self.last = nn.Linear(64, 8), nn.Linear(3, 3), nn.Linear(8, 2)
+        self.first.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(2))
+        self.idle.requires_grad_(trains)
+        self.last.requires_grad_(trains)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.first(x.flatten(1)).relu())
+        return logits * self.scale
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_models_without_convolutions_are_diagnosed(tmp_path: Path, trains: bool) -> None:
+    draw = np.random.default_rng(7)
+    data = [(draw.integers(0, 255, (8, 1, 8, 8), dtype=np.uint8), np.arange(8) % 2) for _ in range(3)]
+    clients = [afb.Participant(partial(Rigid, trains), one, test=one) for one in data]
+    federation = afb.Federation("standalone", clients, diagnose_every=1)
+    afb.federate(federation, rounds=2, out=tmp_path / "run")
+    for line in read_diagnostics(tmp_path / "run"):
+        block = line["gradients"]["blocks"]["ann"]
+        assert (block["mean"] is not None, block["pairs"]) == ((True, 3) if trains else (False, 0))
 
 
 def test_federations_follow_one_another() -> None:
@@ -351,7 +402,7 @@ def test_federations_follow_one_another() -> None:
     for hidden in (5, 6):
         client = afb.Participant(Plain(hidden), data)
         _, setting = afb.Federation("standalone", [client, afb.Participant("vgg9@0.125", data)]).prepare()
-        assert f"features of {hidden} numbers are projected to 256" in setting.notes
+        assert f"features of size {hidden} are projected to 256" in setting.notes
         assert [c.model for c in setting.clients] == ["Plain", "vgg9"]
     _, setting = afb.Federation("standalone", [afb.Participant(Counter, data, kind="snn")]).prepare()
     assert setting.task.feature_dim == 64  # of all models
@@ -395,9 +446,9 @@ def test_a_method_need_not_be_registered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fleet": "vgg9:ann"}, "fleet=vgg9:ann: the Federation's participants decide that"),
+        ({"fleet": "vgg9:ann"}, "fleet=vgg9:ann: the participants of the Federation determine it"),
         ({"classes": 2}, "classes=2: there is a label 2; give at least 3"),
-        ({"method": "centralized"}, "method=centralized needs everybody's data in one place"),
+        ({"method": "centralized"}, "method=centralized needs all data in one place"),
         ({"colour": 1}, "unknown key 'colour'"),
     ],
 )
@@ -417,8 +468,85 @@ def test_participants_that_cannot_be() -> None:
             afb.Federation("standalone", [afb.Participant(Plain, (x, y)), afb.Participant(Plain, data)]).prepare()
     with pytest.raises(afb.BadInput, match=r"^clients\[0\]=.* must be a Participant"):
         afb.Federation("standalone", [Plain])  # type: ignore[list-item]
-    with pytest.raises(afb.BadInput, match=r"clients\[0\]: model=3 is no torch.nn.Module"):
+    with pytest.raises(afb.BadInput, match=r"clients\[0\]: model=3 must be a torch.nn.Module"):
         afb.Federation("standalone", [afb.Participant(3, (x, y))]).prepare()  # type: ignore[arg-type]
+
+
+class Paired(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x, x
+
+
+class Unfinished(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("stem")
+
+
+class Frozen(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class Infinite(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 0.0
+
+
+def spiking_network() -> nn.Module:
+    from spikingjelly.activation_based import neuron
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), neuron.LIFNode(), nn.Linear(16, 3))
+
+
+class Sized(Plain):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+
+def raise_on_purpose() -> nn.Module:
+    raise OSError("no weights here")
+
+
+@pytest.mark.parametrize(
+    ("participant", "message"),
+    [
+        ({"model": Paired}, r"clients\[1\]\.model: model 'Paired' returns a tuple; return logits"),
+        (
+            {"model": Unfinished},
+            r"clients\[1\]\.model: model 'Unfinished' cannot take images of 1x8x8: KeyError",
+        ),
+        ({"model": nn.Flatten()}, r"clients\[1\]\.model: model 'Flatten' has no linear layer"),
+        ({"model": Sized}, r"clients\[1\]\.model: .*Sized.*, called without arguments: TypeError: .*'width'"),
+        ({"model": raise_on_purpose}, r"clients\[1\]\.model: .*raise_on_purpose.*: OSError: no weights here"),
+        ({"model": lambda: 3}, r"clients\[1\]\.model: .*lambda.* returns a int; return a torch.nn.Module"),
+        ({"model": "resnet81"}, r"clients\[1\]: unknown model 'resnet81'; did you mean 'resnet18'"),
+        ({"model": "2*resnet18"}, r"clients\[1\]\.model='2\*resnet18': give the name of one model"),
+        ({"model": "resnet18:snn"}, r"clients\[1\]\.model='resnet18:snn': give the name of one model"),
+        ({"model": Frozen}, r"clients\[1\]\.model: model 'Frozen' has no trainable parameter; set requires_grad"),
+        ({"model": Infinite}, r"clients\[1\]\.model: model 'Infinite': logits_TBC of 2 images is not finite"),
+        (
+            {"model": spiking_network},
+            r"clients\[1\]\.model: model 'spiking_network' has spiking layers \(LIFNode\), but kind=ann; use kind=snn",
+        ),
+        ({"kind": "snn", "T": 0}, r"clients\[1\]: T 0 is out of range"),
+        ({"model": "resnet18", "kind": "cnn"}, r"clients\[1\]: unknown kind 'cnn'"),
+    ],
+)
+def test_messages_about_a_model_name_its_participant(participant: dict[str, Any], message: str) -> None:
+    data = stripes(30, 0)
+    second = afb.Participant(**{"model": Plain, "dataset": data, **participant})
+    with pytest.raises(afb.BadInput, match=f"^{message}") as caught:
+        afb.Federation("standalone", [afb.Participant(Plain, data), second]).prepare()
+    assert "\n" not in str(caught.value)
+    assert "fleet" not in str(caught.value)
+
+
+def test_the_cause_of_a_models_failure_is_chained() -> None:
+    federation = afb.Federation("standalone", [afb.Participant(raise_on_purpose, stripes(30, 0))])
+    with pytest.raises(afb.BadInput) as caught:
+        federation.prepare()
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_what_workers_cannot_import_is_said_in_one_line(tmp_path: Path) -> None:
@@ -469,6 +597,7 @@ def test_a_finished_federation_is_not_resumed_with_other_data(tmp_path: Path) ->
         ({"workers": "2", "engine": "pool"}, "^workers='2' must be"),
         ({"callbacks": afb.EarlyStopping()}, "^callbacks=.* must be a list of instances"),
         ({"callbacks": ["early-stopping"]}, "^callbacks=.* must be a list of instances"),
+        ({"callbacks": None}, "^callbacks=None must be a list of instances"),
         ({"callbacks": [afb.EarlyStopping]}, "^callbacks=.* must be a list of instances"),
         ({"callbacks": [afb.EarlyStopping()], "engine": "flower"}, "^callbacks: objects cannot be sent"),
     ],
@@ -499,3 +628,47 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert 'needs if __name__ == "__main__":' in done.stderr
+
+
+def test_runs_without_out_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda *_: "now")
+    results = [afb.federate(make_federation("standalone"), rounds=1) for _ in range(2)]
+    assert len({result.folder for result in results}) == 2
+
+
+def test_the_threads_of_the_caller_are_restored(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        afb.federate(make_federation("standalone"), rounds=1, out=tmp_path / "run", threads=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    spec = afb.recipe("smoke", rounds=np.int64(3), alpha=np.float32(0.5), seed=np.arange(5)[2])
+    assert (spec.rounds, spec.alpha, spec.seed) == (3, 0.5, 2)
+    assert type(spec.rounds) is int
+
+
+@pytest.mark.parametrize(
+    ("labels", "class_"), [([1, 2, 3] * 10, 0), ([0, 1, 255] * 10, 2), ([0, 1, 2_000_000_000] * 10, 2)]
+)
+def test_labels_with_gaps_are_refused(labels: list[int], class_: int) -> None:
+    images = np.zeros((30, 8, 8), dtype=np.uint8)
+    federation = afb.Federation("standalone", [afb.Participant(Plain, (images, np.array(labels)))])
+    with pytest.raises(afb.BadInput, match=f"no participant has an image of class {class_}, the largest label is"):
+        federation.prepare()
+
+
+def test_a_federation_and_its_clients_must_be_what_they_are_called() -> None:
+    images = np.zeros((30, 8, 8), dtype=np.uint8), np.arange(30) % 3
+    participant: Any = afb.Participant(Plain, images)
+    with pytest.raises(afb.BadInput, match="must be a list of at least one Participant"):
+        afb.Federation("standalone", participant)
+    with pytest.raises(afb.BadInput, match="classes='5' must be the number of classes"):
+        afb.Federation("standalone", [participant], classes="5")  # type: ignore[arg-type]
+    with pytest.raises(afb.BadInput, match=r"must be a Federation\(method, clients\)"):
+        afb.federate([participant])  # type: ignore[arg-type]

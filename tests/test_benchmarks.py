@@ -1,4 +1,4 @@
-"""The benchmarks: their harness, that every script runs, and the command that starts them. No peer library needed."""
+"""The benchmarks: their harness, every script, and the command that starts them. No other SNN library is needed."""
 
 import importlib
 import json
@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from asfedbridge import cli
+from asfedbridge.models.zoo import outline_backbone
 from asfedbridge.report import bench
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ("clients", "latency", "loader", "models", "neuron", "round", "step")
+SCRIPTS = ("clients", "latency", "limit", "loader", "models", "neuron", "round", "step")
 QUICKLY = ("--quick", "--json", "--repeats=1", "--threads=1")
-KEYS = {"benchmark", "claim", "quick", "repeats", "threads", "machine", "versions", "equal", "cases"}
+KEYS = {"benchmark", "claim", "quick", "repeats", "threads", "clock", "machine", "versions", "equal", "cases"}
 
 TOY = """
 import os, subprocess, sys, tempfile, time
@@ -69,16 +72,12 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def sidebyside() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return importlib.import_module("sidebyside")
-    finally:
-        sys.path.pop(0)
+    return import_script("sidebyside")
 
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a script of toy contenders in a folder of its own."""
+    """Starts a script of toy contenders in its own folder."""
     (tmp_path / "toy.py").write_text(TOY)
 
     def start(toys: str, *words: str) -> subprocess.Popen[str]:
@@ -112,11 +111,11 @@ def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_statistics(sidebyside: ModuleType) -> None:
     assert sidebyside.spread([3.0, 1.0, 2.0, 10.0]) == {"median": 2.5, "min": 1.0, "max": 10.0}
-    # A machine twice as slow in the second repeat: the ratio does not notice, a ratio of medians would.
+    # The machine is twice as slow in the second repeat, which affects a ratio of medians, but not the paired ratios.
     assert sidebyside.paired_ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == [2.0, 2.0, 3.0]
 
 
-def test_turns_alternate_and_everybody_begins_once(sidebyside: ModuleType) -> None:
+def test_turns_alternate_and_every_contender_begins_once(sidebyside: ModuleType) -> None:
     order = list(sidebyside.turns(["a", "b", "c"], 6))
     assert order[:2] == [["a", "b", "c"], ["c", "b", "a"]]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in order)
@@ -165,6 +164,53 @@ def test_a_mismatch_and_a_failure_are_errors(toy: Callable[..., Any]) -> None:
     assert (code, rows(result)["broken"]["reason"]) == (1, "ValueError: on purpose")
 
 
+def test_processor_time_excludes_waiting(sidebyside: ModuleType) -> None:
+    child = import_script("child")
+    work = sidebyside.Work(lambda: time.sleep(0.2), inner=2, scale=100.0)
+    wall, cpu = (child.execute(work, "time", [], clock)["seconds"] for clock in (time.perf_counter, time.process_time))
+    assert wall >= 20  # 0.2 s per step, times ``scale``
+    assert cpu < wall / 2
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--model=vgg", "unknown model 'vgg'"),
+        ("--kind=ann,bnn", "unknown kind 'bnn'"),
+        ("--width=x", "invalid"),
+        ("--batch=0", "expected"),
+    ],
+)
+def test_limit_is_restricted_to_what_exists(
+    sidebyside: ModuleType, word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = import_script("limit")
+    with pytest.raises(SystemExit) as stopped:
+        sidebyside.main(limit.BENCHMARK, [word])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_layers_alone_are_those_of_the_step(sidebyside: ModuleType) -> None:
+    """FLOPs of all passes equal torch's count of a dense step, stem without input gradient included."""
+    limit = import_script("limit")
+    for kind, model in (("ann", "resnet18"), ("snn", "resnet18"), ("snn", "vgg9")):
+        case = {"model": model, "kind": kind, "width": 0.125, "batch": 2, "size": 8}
+        task, info = limit.describe(case)
+        network = outline_backbone(task, info)
+        with FlopCounterMode(display=False) as counter:
+            network(torch.empty(2, 3, 8, 8, device="meta")).logits.sum().backward()
+        assert sum(layer.flops for layer in limit.layers_of(case)) == counter.get_total_flops()
+
+
+def import_script(name: str) -> ModuleType:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -173,7 +219,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_children_are_gone_with_the_parent(toy: Callable[..., Any], tmp_path: Path, number: signal.Signals) -> None:
+def test_children_end_with_the_parent(toy: Callable[..., Any], tmp_path: Path, number: signal.Signals) -> None:
     process = toy("slow")
     wait_for(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -238,11 +284,45 @@ def test_rounds_over_a_network() -> None:
     assert found["flower forked"]["facts"]["server's RSS in bytes"] > 2**26
 
 
+@pytest.mark.long
+def test_the_table_of_attacks() -> None:
+    """Tiny runs: every cell is present, with its refused uploads and failed clients."""
+    words = ("--methods=fedavg,fedproto", "--attacks=none,label,1e30,nan", "--defences=mean,median")
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / "attacks.py"), "--quick", "--json", *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    code, result, err = finish(process)
+    assert code == 0, err
+    cells = {(c["method"], c["attack"], c["defence"]): c for c in result["cells"]}
+    assert len(cells) == 2 * (3 * 2 + 1)  # NaN is played with the mean only
+    assert all(0 <= cell["accuracy"] <= 100 for cell in cells.values())
+    assert cells["fedavg", "1e30", "mean"]["failed"] >= 4  # every honest client, from the second round on
+    assert cells["fedavg", "1e30", "median"]["failed"] == 0
+    assert cells["fedavg", "nan", "mean"]["refused"] == 2  # in the second round they are in quarantine
+    assert "| `fedproto` | 1e30 |" in err
+
+
+def test_attacks_by_hand(sidebyside: ModuleType) -> None:
+    attacks = import_script("attacks")
+    draws = torch.Generator().manual_seed(0)
+    up, start = {"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([1.0, 1.0])}
+    assert attacks.flip(up, start, draws)["w"].tolist() == [1 - 4 * (2 - 1), 1.0]
+    assert attacks.ATTACKS["1e30"](up, start, draws)["w"].tolist() == [torch.tensor(1e30).item()] * 2
+    wide = {"w": torch.full((10000,), 3.0)}, {"w": torch.full((10000,), 1.0)}
+    noise = attacks.drown(*wide, draws)["w"] - 3
+    assert noise.std().item() == pytest.approx(10 * 2.0, rel=0.05)
+    assert noise.mean().item() == pytest.approx(0.0, abs=1.0)
+
+
 def test_every_script_is_tested() -> None:
     assert tuple(bench.find_scripts()) == SCRIPTS
 
 
-def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "neurons"]) == 2
     assert capsys.readouterr().err == (
         f"asfedbridge: bench neurons: unknown benchmark; did you mean 'neuron'? known: {', '.join(SCRIPTS)}\n"
@@ -250,7 +330,7 @@ def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1.5"])
-def test_repeats_that_are_none(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_repeats_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "neuron", f"--repeats={value}"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -285,7 +365,7 @@ def test_the_command_collects_results(
     assert json.loads(capsys.readouterr().out)["equal"] is False
 
 
-def test_the_command_takes_its_script_along(tmp_path: Path) -> None:
+def test_a_script_ends_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(TOY)
     start = f"from pathlib import Path; from asfedbridge.report import bench; bench.FOLDER = Path({str(tmp_path)!r}); "
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 
 
 def same(one: Path, other: Path) -> bool:
-    assert len(final_bits(one)) == 3
+    assert len(final_bits(one)) == 6  # two checkpoints of a server and two clients
     return (final_bits(one), results(one), rounds(one)) == (final_bits(other), results(other), rounds(other))
 
 
@@ -92,7 +93,7 @@ def test_the_run_folder_holds_what_is_promised(finished: Any) -> None:
     out = finished[0]
     assert {p.name for p in out.iterdir()} >= FILES
     assert not list(out.rglob("*.partial"))
-    assert sorted(p.name for p in (out / "checkpoint").iterdir()) == ["clients", "round-000003"]
+    assert sorted(p.name for p in (out / "checkpoint").iterdir()) == ["clients", "round-000002", "round-000003"]
     assert len(list((out / "tensorboard").glob("events.out.tfevents.*"))) == 1
     assert [(r["round"], r["client"]) for r in rounds(out)] == [(i, c) for i in range(4) for c in range(2)]
 
@@ -126,7 +127,8 @@ def test_tables_on_stdout_and_progress_on_stderr(finished: Any) -> None:
     out, stdout, stderr = finished
     lines = stdout.splitlines()
     assert any(line.split() == ["client", "kind", "model", "train", "test", "accuracy"] for line in lines)
-    assert any(line.startswith("as-fedbridge") and "trained" in line for line in lines)
+    assert any(line.startswith("as-fedbridge") for line in lines)
+    assert "evaluated at `trained`" in stdout
     assert f"run folder: {out}" in stdout
     assert "round 1/3" in stderr
     assert "closing visit" in stderr
@@ -238,9 +240,11 @@ def test_a_report_of_two_runs(finished: Any, tmp_path: Path, capsys: Any) -> Non
     capsys.readouterr()
     assert cli.main(["report", str(finished[0]), str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["as-fedbridge", "standalone"]  # rounds differ: not compared
+    assert [line.split()[0] for line in lines[2:4]] == ["as-fedbridge", "standalone"]  # rounds differ: not compared
+    assert lines[0].split()[:3] == ["method", "rounds", "folder"]
+    assert lines[-1].startswith("All runs: digits, iid, seed 42, evaluated at")
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--markdown"]) == 0
-    assert capsys.readouterr().out.startswith("| method | data |")
+    assert capsys.readouterr().out.startswith("| method | rounds | folder |")
     assert cli.main(["report", str(finished[0]), str(tmp_path), "--json"]) == 0
     assert [s["method"] for s in json.loads(capsys.readouterr().out)] == ["as-fedbridge", "standalone"]
     for option, printed in (((), ""), (("--json",), "[]\n")):
@@ -257,7 +261,8 @@ def test_a_report_compares_methods_over_seeds(tmp_path: Path, capsys: Any) -> No
         for seed in (0, 1):
             make_run(tmp_path / f"{method}{seed}", make_spec(method, seed=seed, rounds=2), level + seed)
     assert cli.main(["report", str(tmp_path)]) == 0
-    runs, title, table, note = capsys.readouterr().out.strip().split("\n\n")
+    runs, shared, title, table, note = capsys.readouterr().out.strip().split("\n\n")
+    assert shared.startswith("All runs: cifar10, Dir(0.1), ")
     assert len(runs.splitlines()) == 6
     assert title == "cifar10, Dir(0.1)"
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["fml", "standalone"]
@@ -289,7 +294,7 @@ def test_a_report_as_a_page_and_as_figures(finished: Any, tmp_path: Path, capsys
     assert f">{summary['accuracy']['all']:.2f}<" in page
     assert "Shards:" in page
     figures = list((tmp_path / "figures" / "run").iterdir())
-    assert {f.suffix for f in figures} == {".png", ".svg"}
+    assert {f.suffix for f in figures} == {".pdf", ".png", ".svg"}
     assert f"figures: {len(figures)} files" in err
 
 
@@ -348,15 +353,14 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "COMMAND"),
         (["rum"], "'rum'"),
         (["run", "--wat"], "--wat"),
         (["run", "--engine", "mpi"], "'mpi'"),
         (["run", "--workers", "2"], "--workers 2: the local engine has none; add --engine pool"),
-        (["run", "--engine", "pool", "--workers", "0"], "--workers: '0' is no number of processes; give 1 to"),
-        (["run", "--engine", "pool", "--workers", "-1"], "--workers: '-1' is no number"),
-        (["run", "--engine", "pool", "--workers", "two"], "--workers: 'two' is no number"),
-        (["run", "--engine", "pool", "--workers", "9999"], "--workers: '9999' is no number"),
+        (["run", "--engine", "pool", "--workers", "0"], "--workers: invalid number of processes '0': expected 1 to"),
+        (["run", "--engine", "pool", "--workers", "-1"], "--workers: invalid number of processes '-1'"),
+        (["run", "--engine", "pool", "--workers", "two"], "--workers: invalid number of processes 'two'"),
+        (["run", "--engine", "pool", "--workers", "9999"], "--workers: invalid number of processes '9999'"),
         (["run", "--resume"], "--resume needs --out"),
         (["list", "wishes"], "'wishes'"),
         (["data"], "ACTION"),
@@ -364,7 +368,7 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
         (["data", "check", "mnist"], "mnist"),
         (["data", "check", "npz:none.npz"], "none.npz"),
         (["report"], "DIR"),
-        (["report", "no-such-folder"], "no-such-folder: there is no such folder"),
+        (["report", "no-such-folder"], "no-such-folder: no such folder"),
         (
             ["reproduce", "main", "--scale", "smoke", "--set", "roundz=5"],
             "unknown key 'roundz'; did you mean 'rounds'?",
@@ -380,8 +384,8 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
             "method.mu=1: not a field of as-fedbridge",
         ),
         (["reproduce", "computation", "--scale", "smoke", "--set", "T=2"], "computation has no runs"),
-        (["show", "quikstart"], "'quikstart' is no recipe and no .toml file; did you mean 'quickstart'?"),
-        (["show", "none.toml"], "none.toml: cannot be read"),
+        (["show", "quikstart"], "'quikstart' is neither a recipe nor a .toml file; did you mean 'quickstart'?"),
+        (["show", "none.toml"], "none.toml: no such file"),
         (["show", "cpu", "paper"], "give one recipe or file, not 2: cpu paper"),
         (["show", "=5"], "'=5' is not KEY=VALUE"),
         (["show", "method=fedavgg"], "method=fedavgg: unknown method; did you mean 'fedavg'?"),
@@ -391,7 +395,7 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
         (["show", "fleet=resnet18@9:ann"], "width 9 is out of range"),
         (["show", "fleet=0*resnet18:ann"], "count 0 is out of range"),
         (["show", "roundz=5"], "unknown key 'roundz'; did you mean 'rounds'?"),
-        (["show", "method.bridge_with=5"], "unknown key 'method.bridge_with'; did you mean 'bridge_width'?"),
+        (["show", "method.bridge_with=5"], "unknown key 'method.bridge_with'; did you mean 'method.bridge_width'?"),
         (["show", "T=0"], "T=0 is out of range"),
         (["show", "T=65"], "T=65 is out of range"),
         (["show", "rounds=0"], "rounds=0 is out of range"),
@@ -463,11 +467,11 @@ def archive(path: Path, **changes: Any) -> Path:
     ("changes", "expected"),
     [
         ({"x_train": np.zeros((60, 8, 8))}, "x_train is float64"),
-        ({"x_train": np.full((60, 8, 8), np.nan, dtype=np.float32)}, "float32 with NaN"),
+        ({"x_train": np.full((60, 8, 8), np.nan, dtype=np.float32)}, "x_train is float32"),
         ({"y_train": np.arange(60) % 3 - 1}, "negative label -1"),
         ({"y_train": np.arange(60) % 3 + 1}, "class 0 of 4 has no training example"),
         ({"classes": np.array(["a", "b"])}, "label 2 is out of range"),
-        ({"y_train": np.arange(59) % 3}, "60 images but y_train 59 labels"),
+        ({"y_train": np.arange(59) % 3}, "60 images but y_train has 59 labels"),
         ({"y_test": np.zeros(12)}, "y_test is float64"),
         ({"x_train": np.zeros((60, 8, 9), dtype=np.uint8)}, "not square"),
     ],
@@ -627,6 +631,67 @@ def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
     assert same(finished[0], out)
 
 
+def test_a_closed_terminal_is_like_ctrl_c(finished: Any, tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    with start("run", *SMALL, "--out", out) as process:
+        wait_for(process, checkpoint_after(out, 1))
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == f"interrupted; go on with: asfedbridge run --resume --out '{out}'"
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 0
+    assert same(finished[0], out)
+
+
+def test_nohup_stays_nohup(finished: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ignored = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with start("run", *SMALL, "--out", out, **ignored) as process:
+        wait_for(process, checkpoint_after(out, 1))
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert same(finished[0], out)
+
+
+def test_back_to_an_earlier_round(finished: Any, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished[0], out)
+    words = ["run", "--resume", "--out", str(out), "--from-round"]
+    assert cli.main([*words, "1"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"asfedbridge: --from-round 1: {out}/checkpoint has no checkpoint after 1 rounds; ")
+    assert last.endswith("available: 2, 3")
+    assert cli.main([*words, "2"]) == 0
+    err = capsys.readouterr().err
+    assert "resumed after round 2" in err
+    assert "round 3/3" in err
+    assert same(finished[0], out)
+    index = out / "checkpoint" / "round-000003" / "checkpoint.json"
+    index.write_text(index.read_text().replace('"next_round": 3', '"next_round": 2'))
+    (out / "summary.json").unlink()
+    assert cli.main(words[:-1]) == 2
+    err = capsys.readouterr().err
+    assert "is damaged" in err
+    assert err.endswith("or go back to the checkpoint after 2 rounds with --resume --from-round 2\n")
+    assert cli.main([*words, "2"]) == 0
+    assert same(finished[0], out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from-round", "2"], "--from-round 2 works only with resume; add --resume"),
+        (["--resume", "--from-round", "0"], "'0' is not a whole number above 0"),
+    ],
+)
+def test_a_way_back_that_is_none(words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["run", *words, "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "moment",
     [pytest.param("first state", marks=LONG), "after round 1", pytest.param("closing", marks=LONG)],
@@ -728,17 +793,17 @@ def test_a_run_in_workers_leaves_the_same_folder_and_nobody(finished: Any, tmp_p
 
 
 @needs_proc
-@pytest.mark.parametrize("stop", ["ctrl-c", pytest.param("terminate", marks=LONG)])
+@pytest.mark.parametrize("stop", ["ctrl-c", pytest.param("terminate", marks=LONG), pytest.param("hang-up", marks=LONG)])
 def test_workers_stopped_by_the_user(finished: Any, pool_run: Any, stop: str) -> None:
-    """Ctrl-C goes to every process of the terminal; a plain kill to the one that was started."""
+    """Ctrl-C goes to every process of the terminal, and so does its end; a plain kill to the one that was started."""
     process, out = pool_run
-    if stop == "ctrl-c":
-        os.killpg(process.pid, signal.SIGINT)
+    if stop != "terminate":
+        os.killpg(process.pid, signal.SIGINT if stop == "ctrl-c" else signal.SIGHUP)
     else:
         process.terminate()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == f"interrupted; go on with: asfedbridge run --resume --out {out}"
+    assert err.splitlines()[-1] == f"interrupted; go on with: asfedbridge run --resume --out {out} --engine pool"
     assert "Traceback" not in err
     assert_all_gone(process.pid)
     assert cli.main(["run", "--resume", "--out", str(out)]) == 0
@@ -764,7 +829,7 @@ def test_a_killed_worker_ends_the_run_in_one_line(finished: Any, pool_run: Any) 
     last = err.splitlines()[-1]
     assert last.startswith("asfedbridge: worker ")
     assert "died (signal 9) while " in last
-    assert last.endswith("go on with --resume")
+    assert last.endswith("continue with --resume")
     assert "Traceback" not in err
     assert_all_gone(process.pid)
     assert cli.main(["run", "--resume", "--out", str(out)]) == 0
@@ -790,3 +855,36 @@ def test_words_may_stand_between_options(tmp_path: Path, capsys: Any) -> None:
     for words in (["run", "smoke", "--colour", "x"], ["report", str(tmp_path), "--json", "--colour"]):
         assert cli.main(words) == 2
         assert "unrecognized arguments: --colour" in capsys.readouterr().err
+
+
+def test_seeds_and_lists_are_runs_of_their_own(tmp_path: Path, capsys: Any) -> None:
+    """Each below --out; the same command again reuses what is finished and reports means over seeds."""
+    out = tmp_path / "sweep"
+    words = ["run", *ALONE, "rounds=1", "epochs=1", "--seeds", "0,1", "--out", str(out)]
+    assert cli.main(words) == 0
+    stdout, stderr = capsys.readouterr()
+    assert {p.name for p in out.iterdir() if p.is_dir()} == {"seed=0", "seed=1"}
+    assert "2 runs in" in stderr
+    assert "Mean ± sample standard deviation over n seeds" in stdout
+    assert stdout.splitlines()[1].split()[:3] == ["method", "seed", "folder"]
+    before = (out / "seed=0" / "summary.json").stat().st_mtime_ns
+    assert cli.main([*words, "--json"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert [entry["seed"] for entry in json.loads(stdout)] == [0, 1]
+    assert "2 of 2 runs are already finished" in stderr
+    assert (out / "seed=0" / "summary.json").stat().st_mtime_ns == before
+    assert cli.main(["run", "--resume", "--out", str(out)]) == 2
+    assert "holds several runs; repeat the command that began them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--seeds", "0,x"], "invalid seeds '0,x': expected comma-separated integers, e.g. 0,1,2"),
+        (["--jobs", "2"], "--jobs 2: there is one run; list seeds or values"),
+        (["--seeds", "0,1", "--jobs", "2", "--engine", "pool"], "--jobs 2: with --engine pool runs follow each other"),
+        (["--seeds", "0,1", "seed=1"], "seed=1 with --seeds 0,1: give the seeds in one place"),
+    ],
+)
+def test_bad_sweeps(words: list[str], expected: str, refused: Callable[..., str]) -> None:
+    assert expected in refused("run", "smoke", *words)

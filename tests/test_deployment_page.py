@@ -1,5 +1,5 @@
-"""docs/deployment.md, followed literally: its blocks in their order, one folder for each machine, one shell for each
-terminal. Only the ports are others, and a node's number and kind are those of each node in turn."""
+"""Executes docs/deployment.md literally: its blocks in order, one folder per machine, one shell per terminal. Only
+ports, and the number and kind of each node, are replaced."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def test_every_block_says_where_it_is_typed() -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row."""
+    """The first of ``count`` consecutive free ports."""
     for first in range(18000, 60000, 97):
         try:
             with ExitStack() as held:
@@ -44,7 +44,7 @@ def free_ports(count: int) -> int:
 
 
 class Terminal:
-    """A shell that keeps its folder and its variables from block to block; the first command that fails ends it."""
+    """A shell that keeps its folder and variables between blocks; it ends at the first command that fails."""
 
     def __init__(self, folder: Path, name: str, bare: bool) -> None:
         self.folder, self.name, self._count = folder, name, 0
@@ -102,7 +102,7 @@ class Terminal:
 
 
 class Machines:
-    """Where nothing is installed (``bare``), or where all is that runs this test."""
+    """Machines with nothing installed (``bare``), or with this test's environment."""
 
     bare = False
 
@@ -139,7 +139,7 @@ class Machines:
     def _type(self, terminal: Terminal, how: str, block: str) -> None:
         if how.startswith(OWN):
             log = terminal.leave_running(block)
-            if "flower-superlink" in block:  # nobody turns to the next terminal before it says that it is up
+            if "flower-superlink" in block:  # the next terminal is used once it is ready
                 terminal.wait_for(lambda: log.exists() and "Uvicorn running" in log.read_text(errors="replace"))
         else:
             if how.startswith("once "):
@@ -178,7 +178,7 @@ def test_the_guide_works_as_it_stands(machines: Machines, tmp_path: Path) -> Non
 @pytest.mark.exhaustive
 @pytest.mark.timeout(9000)
 def test_the_guide_works_where_nothing_is_installed(machines: Machines, tmp_path: Path) -> None:
-    """Packages come from the package index: a virtual environment, then all of the guide with its programs."""
+    """Installs from the package index into a virtual environment, then follows the whole guide with its programs."""
     (tmp_path / "asfedbridge").mkdir()
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "asfedbridge")

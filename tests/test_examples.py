@@ -23,7 +23,7 @@ def run(words: list[str], folder: Path) -> str:
 
 
 def test_there_are_examples() -> None:
-    assert {p.stem for p in SCRIPTS} >= {"run", "own_method", "own_model", "own_data"}
+    assert {p.stem for p in SCRIPTS} >= {"run", "own_method", "own_model", "own_data", "use_trained"}
     assert NOTEBOOKS
 
 

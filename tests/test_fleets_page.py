@@ -1,22 +1,12 @@
 """What docs/fleets.md shows, taken from its text."""
 
 import re
-import shlex
 from pathlib import Path
-
-import pytest
 
 from asfedbridge import cli
 from asfedbridge.runs.fleet import FLEETS, FORM
 
 PAGE = (Path(__file__).parents[1] / "docs" / "fleets.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if line.startswith("asfedbridge ")])
-def test_every_line_is_one_that_runs(line: str) -> None:
-    args = cli.build_parser().parse_args(shlex.split(line)[1:])
-    assert args.command == "run"
-    assert cli.resolve(args.what).fleet
 
 
 def test_the_grammar_is_the_parsers() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ ORDER = (
     "methods",
     "analysis",
     "engines",
+    "export",
     "runs",
     "deploy",
     "paper",
@@ -67,6 +69,15 @@ def unpickles(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield node.lineno, "allow_pickle"
 
 
+def named_options(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Errors that name an option of the command line: what a library raises must speak Python."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc:
+            texts = [n.value for n in ast.walk(node.exc) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(texts)):
+                yield node.lineno, option
+
+
 def violations(root: Path) -> list[str]:
     """One line for every import below ``root`` (the package's folder) that breaks a rule."""
     found = []
@@ -83,6 +94,8 @@ def violations(root: Path) -> list[str]:
             continue
         if file.stem in NAMELESS:
             found.append(f"{where}: '{file.stem}' names nothing")
+        if layer not in BELOW_THE_LINE:
+            found += [f"{where}:{line}: an error names {option}" for line, option in named_options(tree)]
         for line, call in unpickles(tree):
             found.append(f"{where}:{line}: {call} pickles")
         for line, target in imports(tree, package):
@@ -154,8 +167,8 @@ def test_every_export_is_there(package: str) -> None:
 
 def test_the_walk_saw_the_package() -> None:
     files = {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py")}
-    assert {"core/method.py", "engines/loop.py", "runs/spec.py", "cli/commands.py"} <= files
-    targets = {t for _, t in imports(ast.parse((ROOT / "cli" / "commands.py").read_text()), ("asfedbridge", "cli"))}
+    assert {"core/method.py", "engines/loop.py", "runs/spec.py", "cli/run.py"} <= files
+    targets = {t for _, t in imports(ast.parse((ROOT / "cli" / "run.py").read_text()), ("asfedbridge", "cli"))}
     assert ("asfedbridge", "runs", "execute") in targets  # an import inside a function
 
 
@@ -184,6 +197,7 @@ def test_the_walk_saw_the_package() -> None:
         ("engines/a.py", "import torch\ntorch.save({}, 'x')", "engines/a.py:2: torch.save pickles"),
         ("data/a.py", "np.load(f, allow_pickle=True)", "data/a.py:1: allow_pickle pickles"),
         ("core/a.py", "importlib.import_module('asfedbridge.report')", "core/a.py:1: core imports report"),
+        ("runs/a.py", "raise E(f'{x}: add --resume')", "runs/a.py:1: an error names --resume"),
         ("extras/a.py", "", "extras/a.py: 'extras' has no place in the order"),
         ("core/utils.py", "", "core/utils.py: 'utils' names nothing"),
     ],

@@ -134,7 +134,7 @@ BROKEN = [
     (
         "feature_BD = self.body",
         "self.n = getattr(self, 'n', 0) + 1\n        feature_BD = self.n * self.body",
-        "second time",
+        "second call",
     ),
 ]
 
@@ -186,12 +186,25 @@ def test_a_file_that_is_not_there(name: str, tmp_path: Path, capsys: Any) -> Non
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a@b", "a*b", "a,b", "a=b"])
 def test_a_name_that_no_fleet_can_hold(name: str) -> None:
-    with pytest.raises(ValueError, match="a fleet cannot name"):
+    with pytest.raises(ValueError, match="invalid model name"):
         registry.register_model(name, "")(torch.nn.Identity)
 
 
+@pytest.mark.parametrize("kinds", ["ann", (), ("ann", "cnn")])
+def test_kinds_must_be_known(kinds: Any) -> None:
+    with pytest.raises(ValueError, match=r"kinds=.* must be a tuple of some of ann, snn, bnn, qnn"):
+        registry.register_model("mine", "", kinds=kinds)
+
+
+def test_a_model_that_cannot_be_built_is_one_line(mine: Path) -> None:
+    mine.write_text(CODE[0].replace("super().__init__()", "super().__init__(); raise OSError('no weights')"))
+    load_plugin(str(mine))
+    with pytest.raises(BadInput, match=r"^model 'mlp' cannot be built: OSError: no weights$"):
+        zoo.check_backbone(TASK, ClientInfo(0, "ann", "mlp"))
+
+
 def test_one_name_is_one_model() -> None:
-    with pytest.raises(ValueError, match="two models are called 'resnet18'"):
+    with pytest.raises(ValueError, match="model 'resnet18' is already registered"):
         registry.register_model("resnet18", "")(torch.nn.Identity)
 
 
@@ -200,7 +213,7 @@ def test_fedfree_refuses_a_global_model_without_a_clients_type_of_layer(mine: Pa
     load_plugin(str(mine))
     clients = [ClientInfo(0, "ann", "mlp", 2.0), ClientInfo(1, "ann", "vgg9", 0.125)]
     method = METHODS["fedfree"](mismatch="prefix")  # type: ignore[call-arg]
-    with pytest.raises(BadInput, match=r"client 1 .* has stem, and the global model no layer of its type") as error:
+    with pytest.raises(BadInput, match=r"client 1 .* has stem, but the global model has no layer of its type") as error:
         method.check(TASK, clients)
     assert "\n" not in str(error.value)
     method.check(TASK, [*clients, ClientInfo(2, "ann", "resnet18", 0.125)])

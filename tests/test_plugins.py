@@ -168,7 +168,7 @@ def test_a_file_is_run_once_and_sees_its_neighbours(tmp_path: Path) -> None:
     [
         ("import asfedbridge\n1 / 0", "mine.py: line 2: ZeroDivisionError: division by zero"),
         ("def f(:", "mine.py: SyntaxError: invalid syntax (mine.py, line 1)"),
-        (PLUGIN.replace('"half"', '"fedavg"'), "ValueError: two methods are called 'fedavg'"),
+        (PLUGIN.replace('"half"', '"fedavg"'), "ValueError: method name 'fedavg' is already registered"),
         (PLUGIN.replace("@dataclass(frozen=True)\n", ""), "TypeError: method 'half': class Half has fields"),
     ],
 )
@@ -181,6 +181,20 @@ def test_a_file_that_fails_is_one_line(text: str, message: str, tmp_path: Path, 
     assert message in err
     assert err.count("\n") == 1
     assert not plugins.FILES
+
+
+def test_data_that_fail_are_one_line(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "torn.py"
+    path.write_text(
+        "import asfedbridge as afb\n@afb.register_data('torn', 'fails')\ndef read():\n    raise OSError('no disk')\n"
+    )
+    try:
+        assert cli.main(["run", "smoke", "data=torn", "--import", str(path), "--out", str(tmp_path / "out")]) == 2
+    finally:
+        SOURCES.pop("torn", None)
+    expected = "asfedbridge: data 'torn': its function fails: line 4: OSError: no disk\n"
+    assert capsys.readouterr().err.endswith(expected)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_class_without_fields_needs_no_dataclass() -> None:
@@ -205,11 +219,12 @@ def test_reproduce_takes_methods_and_data_of_ones_own(file: Path, tmp_path: Path
     (cell,) = (out / "cells").glob("half-*/spec.toml")
     assert "step = 0.7" in cell.read_text()
     assert cli.main([*words, *rows]) == 0  # all of it is there
-    assert "2 of 2 runs are there already" in capsys.readouterr().err
+    assert "2 of 2 runs are already finished" in capsys.readouterr().err
 
 
 def test_reproduce_adds_rows_to_the_whole_table(file: Path) -> None:
-    from asfedbridge.paper.experiments import MAIN, Bench, add_own, find_experiment
+    from asfedbridge.paper.experiments import MAIN, find_experiment
+    from asfedbridge.paper.grid import Bench, add_own
 
     load_plugin(file)
     experiment = find_experiment("main")

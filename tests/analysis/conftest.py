@@ -1,4 +1,4 @@
-"""Clients as they are before round 0: an ANN and an SNN of one width and a wider SNN, or one as a test wants it."""
+"""Untrained clients: an ANN and an SNN of one width and a wider SNN, or one built by a test."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import build_client
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 THREE = {
@@ -24,7 +24,7 @@ THREE = {
     "feature_dim": 16,
     "partition": "iid",
     "method.bridge_width": 0.34,
-    "neuron.threshold": 0.4,  # untrained networks that fire up to the last layer, not alike at every step
+    "neuron.threshold": 0.4,  # so that untrained networks fire in all layers, differently at every step
 }
 SPEC = apply_overrides(quickstart(), THREE)
 
@@ -44,7 +44,7 @@ def clients(setting: Setting) -> list[Client]:
 
 @pytest.fixture
 def make_client() -> Make:
-    """A client with a few random images of its own."""
+    """A client with a few random images."""
 
     def make(
         method: Method,

@@ -1,4 +1,4 @@
-"""Against centred Gram matrices, as the paper of CKA defines it, and on cases whose answer is known."""
+"""CKA compared with its definition by centred Gram matrices, and on cases with known results."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def by_gram_matrices(x: Tensor, y: Tensor) -> float:
     return hsic(k, l) / (hsic(k, k) * hsic(l, l)) ** 0.5
 
 
-def test_it_is_the_alignment_of_centred_gram_matrices() -> None:
+def test_cka_is_the_alignment_of_centred_gram_matrices() -> None:
     """Features with a mean far from zero, correlated, of unequal widths."""
     base = normal(0)
     features = [base + 5, base @ normal(1, 12, 30) + normal(2, 200, 30) - 3, normal(3, 200, 7).relu()]
@@ -34,14 +34,14 @@ def test_it_is_the_alignment_of_centred_gram_matrices() -> None:
     assert 0.05 < float(found[0, 1]) < 0.95
 
 
-def test_rotated_scaled_and_shifted_features_are_the_same() -> None:
+def test_cka_is_invariant_to_rotation_scale_and_shift() -> None:
     x = normal(0)
     rotation, _ = torch.linalg.qr(normal(1, 12, 12).double())
     found = linear_cka([x, x, 7.5 * x, x + normal(2, 1), x.double() @ rotation])
     assert torch.allclose(found, torch.ones(5, 5, dtype=torch.float64), atol=1e-12)
 
 
-def test_a_stretch_of_one_coordinate_is_not_the_same() -> None:
+def test_scaling_one_coordinate_lowers_cka() -> None:
     x = normal(0)
     stretched = x.clone()
     stretched[:, 0] *= 10
@@ -53,7 +53,7 @@ def test_independent_features_hardly_align() -> None:
     assert float(linear_cka([normal(0, 2000), normal(1, 2000)])[0, 1]) < 0.02
 
 
-def test_features_that_never_vary_have_no_alignment() -> None:
+def test_constant_features_give_nan() -> None:
     found = linear_cka([normal(0), torch.full((200, 12), 0.25)])
     assert float(found[0, 0]) == pytest.approx(1.0)
     assert found[0, 1].isnan()

@@ -1,4 +1,4 @@
-"""The paper's cost tables through the JSON of the command; the passes that methods declare, against real rounds."""
+"""The paper's cost tables from the command's JSON; declared passes compared with real rounds."""
 
 import contextlib
 import io
@@ -51,7 +51,7 @@ def model(table: Json, **wanted: Any) -> Json:
     return dict(found)
 
 
-def test_setting_is_the_papers(paper: Json) -> None:
+def test_default_setting_is_the_papers(paper: Json) -> None:
     assert paper["setting"] == {
         "fleet": "5*resnet18:ann,5*resnet18:snn",
         "T": 4,
@@ -65,7 +65,7 @@ def test_setting_is_the_papers(paper: Json) -> None:
     }
 
 
-def test_the_record_has_every_entry(paper: Json) -> None:
+def test_record_has_all_entries(paper: Json) -> None:
     found = parse_costs(paper)
     assert found.setting.fleet == paper["setting"]["fleet"]
     assert found.bridge.parameters == paper["bridge"]["parameters"]
@@ -73,7 +73,6 @@ def test_the_record_has_every_entry(paper: Json) -> None:
     assert found.configurations["ann+snn:T=4"].bridge
     assert found.methods["fedavg"].training == paper["methods"]["fedavg"]["training"]
     assert found.to_json() == paper
-    assert parse_costs({k: v for k, v in paper.items() if k != "format"}).setting == found.setting  # written before
 
 
 @pytest.mark.parametrize(
@@ -85,10 +84,10 @@ def test_the_record_has_every_entry(paper: Json) -> None:
         ({"configurations": {"ann": {"bridge": True, "mflops": "x"}}}, 'configurations.ann.mflops="x"'),
         ({"methods": {"fedavg": {}}}, "methods.fedavg.training is missing"),
         ({"methods": {"fedavg": {"training": {"ann": {"gflops": []}}, "up_mb": None}}}, "methods.fedavg.up_mb=null"),
-        ({"format": 2}, "format=2 is newer than 1"),
+        ({"format": 2}, "format=2 is not 1"),
     ],
 )
-def test_a_wrong_entry_is_named(paper: Json, changes: Json, named: str) -> None:
+def test_invalid_entry_is_named(paper: Json, changes: Json, named: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_costs(paper | changes, Path("somewhere/costs.json"))
     message = str(caught.value)
@@ -97,7 +96,7 @@ def test_a_wrong_entry_is_named(paper: Json, changes: Json, named: str) -> None:
     assert len(message.splitlines()) == 1
 
 
-def test_costs_of_a_run_that_are_wrong() -> None:
+def test_damaged_measured_costs_are_refused() -> None:
     with pytest.raises(BadInput, match=r"measured-costs\.json: is not a table of .*: forward is missing"):
         parse_run_costs({"format": 1})
 
@@ -117,7 +116,7 @@ def test_costs_of_a_run_that_are_wrong() -> None:
     ],
 )
 def test_models(paper: Json, kind: Json, key: str, value: float) -> None:
-    # 3.85 is 3.852 before the paper rounds it
+    # the paper's 3.85 is 3.852 before rounding
     assert model(paper, **kind)[key] == pytest.approx(value, rel=2e-4 if value != 3.85 else 6e-4, abs=0)
 
 
@@ -125,8 +124,8 @@ def test_full_precision_layers_of_a_binary_network_round_to_the_papers_value(pap
     assert f"{model(paper, kind='bnn')['mflops']:.2f}" == "3.85"
 
 
-def test_what_an_snn_keeps_dense_stands_apart(paper: Json) -> None:
-    """The stem once, the projection at each of four steps; the rest reads spikes."""
+def test_dense_layers_of_an_snn_are_counted_separately(paper: Json) -> None:
+    """The stem once and the projection at each of four steps; all other layers have spike inputs."""
     snn = model(paper, kind="snn", T=4)
     assert snn["dense_mflops"] == pytest.approx(3.538944 + 4 * 0.262144)
     assert snn["spiking_mmacs"] == pytest.approx(4 * (1111.148544 - 3.538944 - 0.262144) / 2)
@@ -155,7 +154,7 @@ def test_what_an_snn_keeps_dense_stands_apart(paper: Json) -> None:
     ],
 )
 def test_configurations(paper: Json, name: str, mflops: float, mbitops: float) -> None:
-    """What the Bridge adds may be off by 1 % of its 98.09; the rest by 0.02 %."""
+    """The Bridge may differ by 1 % of its 98.09, the rest by 0.02 %."""
     found = paper["configurations"][name]
     assert found["bridge"] == (name == "fleet" or "+" in name)
     bridge = 98.09 if found["bridge"] else 0.0
@@ -213,7 +212,7 @@ def test_training(paper: Json, method: str, ann: str, beside: str) -> None:
 
 
 def test_dense_operations_of_an_snns_training(paper: Json) -> None:
-    """By hand: five epochs of stem, projection, norms and gradients of inputs, at four steps behind the stem."""
+    """By hand: five epochs of stem, projection, norms and input gradients, at four steps after the stem."""
     stem, projection, driven = 3.538944, 4 * 0.262144, 4 * (1111.148544 - 3.538944 - 0.262144)
     norms = 2e-6 * (65536 + 4 * (614400 - 65536))  # values; the stem's norm runs once
     forward = stem + projection + norms
@@ -222,7 +221,7 @@ def test_dense_operations_of_an_snns_training(paper: Json) -> None:
     assert training["dense_gflops"] == pytest.approx(5 * (forward + backward) / 1e3)
 
 
-def test_weight_gradients_take_one_accumulation_for_each_spike_and_output() -> None:
+def test_weight_gradients_need_one_accumulation_per_spike_and_output() -> None:
     """An event-driven backward pass by hand: as many additions as the forward pass has synaptic operations."""
     conv = nn.Conv2d(1, 2, 3, padding=1, bias=False)
     spikes = torch.zeros(1, 1, 4, 4)
@@ -241,7 +240,7 @@ def test_weight_gradients_take_one_accumulation_for_each_spike_and_output() -> N
     assert additions == count_synops(conv, spikes) == 2 * (4 + 9)
 
 
-def test_every_method_is_there(paper: Json) -> None:
+def test_all_methods_are_listed(paper: Json) -> None:
     assert set(paper["methods"]) == set(METHODS)
     assert all("training" in entry for entry in paper["methods"].values())
 
@@ -254,13 +253,13 @@ def test_energy_by_its_constants(paper: Json) -> None:
 
 
 ROUND = Task(classes=4, channels=3, image_size=16, rounds=2, epochs=2, batch_size=8, feature_dim=16)
-NEAR = {"mh-pflid": 1e-3}  # injection passes the frozen head of the messenger and never learns it
+TOLERANCE = {"mh-pflid": 1e-3}  # injection uses the messenger's frozen head
 
 
 def methods() -> list[Any]:
     changes: list[tuple[str, dict[str, Any]]]
     changes = [("as-fedbridge", {"direction": "ann-to-snn"}), ("as-fedbridge", {"direction": "snn-to-ann"})]
-    receiver: dict[str, Any] = {"direction": "snn-to-ann"}  # an ANN client is one
+    receiver: dict[str, Any] = {"direction": "snn-to-ann"}  # the ANN client receives
     changes += [("as-fedbridge", receiver | change) for change in ({"receivers": "frozen"}, {"personal_head": False})]
     changes += [("as-fedbridge", {"injection_epochs": 2}), ("mh-pflid", {"distillation_epochs": 2})]
     return [
@@ -271,7 +270,7 @@ def methods() -> list[Any]:
 
 @pytest.mark.parametrize("method", methods())
 def test_declared_passes_are_what_a_real_round_executes(make_client: Make, method: Method) -> None:
-    """Torch's counter watches one round of an ANN client; normalisation it does not count."""
+    """torch's FLOP counter over one round of an ANN client; it does not count normalisation."""
     compare_with_a_round(make_client(method, ROUND), method)
 
 
@@ -281,9 +280,9 @@ def test_low_bit_clients_train_in_full_precision(make_client: Make, kind: str, b
     compare_with_a_round(make_client(method, ROUND, kind, bits=bits), method)
 
 
-def test_an_snn_executes_what_is_split_into_spikes_and_dense_operations(make_client: Make) -> None:
+def test_spike_driven_and_dense_operations_add_up_for_an_snn(make_client: Make) -> None:
     method = METHODS["fedproto"]()
-    with use_path("torch"):  # the counter does not see event-driven convolutions
+    with use_path("torch"):  # the counter does not count event-driven convolutions
         compare_with_a_round(make_client(method, ROUND, "snn", T=2), method)
 
 
@@ -296,11 +295,11 @@ def compare_with_a_round(client: Client, method: Method) -> None:
     for name, (forward, backward) in method.client_passes(ROUND, client.info).items():
         there, back = bare(find_network(outline, name))
         expected += steps * (forward * there + backward * back)
-    assert counter.get_total_flops() == pytest.approx(expected, rel=NEAR.get(method.name, 0), abs=0)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=TOLERANCE.get(method.name, 0), abs=0)
 
 
 def loss_products(client: Client) -> int:
-    """Matrix products of a loss, which the paper leaves out: SFedHIFI's banks with themselves."""
+    """Matrix products in losses, which the paper leaves out: SFedHIFI's orthogonality loss."""
     with make_counter() as counter:
         if isinstance(client.backbone, ComposedResNet18):
             orthogonality(client.backbone.banks()).backward()
@@ -311,7 +310,7 @@ PROFILES: dict[str, tuple[int, int]] = {}
 
 
 def bare(network: nn.Module) -> tuple[int, int]:
-    """A profile without what our counter adds to torch's."""
+    """A profile without our additions to torch's count."""
     name = repr(network)
     if name not in PROFILES:
         with pytest.MonkeyPatch.context() as patch:
@@ -331,7 +330,7 @@ def test_any_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert "energy_uj" not in table["models"][0]
 
 
-def test_a_fleet_that_a_method_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_fleet_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fleet=resnet18@0.125:ann,resnet18@0.25:snn", "image_size=8", "classes=3", "feature_dim=8"]
     assert "do not have the same shapes" in ask(capsys, *words)["methods"]["fedavg"]["refused"]
     assert cli.main(["costs", *words]) == 0
@@ -345,13 +344,13 @@ def test_a_fleet_that_a_method_refuses(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["cpu", "classes=3"], "classes=3: the data decide that"),
         (["classes=none"], "classes=none must be a whole number"),
-        (["nonsense"], "'nonsense' is no recipe"),
+        (["nonsense"], "'nonsense' is neither a recipe"),
         (["T=0"], "T=0 is out of range"),
-        (["--run", "nowhere"], "nowhere: is no run folder"),
+        (["--run", "nowhere"], "nowhere: is not a run folder"),
         (["--run", "nowhere", "T=2"], "--run nowhere: the run has its own settings; leave out T=2"),
     ],
 )
-def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], expected: str) -> None:
+def test_invalid_input_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], expected: str) -> None:
     assert cli.main(["costs", *words]) == 2
     err = capsys.readouterr().err
     assert expected in err
@@ -371,8 +370,8 @@ SMALL = [
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str) -> None:
-    """The SOPs are those of its own clients' spikes, and its own method's alone."""
+def test_costs_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str) -> None:
+    """SOPs are measured on its own clients, and known only for its own method."""
     assert cli.main(["run", *SMALL, f"method={method}", "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     table = ask(capsys, "--run", tmp_path / "run")
@@ -396,5 +395,5 @@ def test_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], meth
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     assert run_costs(tmp_path / "run", tmp_path) == found  # counted once
     (tmp_path / "run" / MEASURED_COSTS).unlink()
-    with pytest.raises(BadInput, match="last checkpoint is not here"):
+    with pytest.raises(BadInput, match="the checkpoint after the last round is missing"):
         run_costs(tmp_path / "run", tmp_path)

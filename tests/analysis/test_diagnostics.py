@@ -1,4 +1,4 @@
-"""Readings with known answers, and real clients."""
+"""Diagnostics on constructed readings and on real clients."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from asfedbridge.analysis.diagnostics import Reading, compare
 from asfedbridge.core.client import Client
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo
-from asfedbridge.runs.run import Setting
+from asfedbridge.runs.setting import Setting
 
 CLIENTS = [ClientInfo(0, "ann", "m"), ClientInfo(1, "ann", "m"), ClientInfo(2, "snn", "m"), ClientInfo(3, "snn", "m")]
 
@@ -17,7 +17,7 @@ def reading(features: torch.Tensor, gradient: list[float]) -> Payload:
 
 
 def test_pairs_of_one_kind_and_of_different_kinds() -> None:
-    """ANN clients have equal features and gradients; the SNN clients' gradients are opposite to theirs, or normal."""
+    """ANN clients have equal gradients; SNN gradients are opposite or orthogonal to them."""
     x = torch.eye(4)
     same, other = x[:, :2], x[:, 2:]
     found = compare(
@@ -39,7 +39,7 @@ def test_pairs_of_one_kind_and_of_different_kinds() -> None:
     assert gradients["cross"] == {"mean": pytest.approx(-0.5), "pairs": 4}
 
 
-def test_a_bandwidth_that_is_given_is_kept() -> None:
+def test_given_bandwidth_is_used() -> None:
     readings = {c.id: reading(torch.randn(5, 3) + c.id, [1.0]) for c in CLIENTS}
     free, fixed = compare(CLIENTS, readings), compare(CLIENTS, readings, 7.0)
     assert fixed["mmd"]["bandwidth"] == 7.0 != free["mmd"]["bandwidth"]
@@ -47,7 +47,7 @@ def test_a_bandwidth_that_is_given_is_kept() -> None:
     assert fixed["cka"] == free["cka"]
 
 
-def test_a_reading_leaves_the_client_as_it_was(clients: list[Client], setting: Setting) -> None:
+def test_reading_does_not_change_the_client(clients: list[Client], setting: Setting) -> None:
     for client in clients:
         before = client.state_dict()
         found = Reading(setting.probe)(client)

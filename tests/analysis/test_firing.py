@@ -1,4 +1,4 @@
-"""Spikes and synaptic operations against SpikingJelly's counter and a count by hand."""
+"""Spikes and synaptic operations compared with SpikingJelly's counter and counts by hand."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ Make = Callable[..., Client]
 
 
 def lively_client(make_client: Make, size: int, method: str = "standalone", T: int = 3) -> Client:
-    """Biases that let neurons of every layer fire, some often, some never."""
+    """A client whose biases make neurons of every layer fire, some often, some never."""
     task = Task(classes=4, channels=3, image_size=size, feature_dim=16)
     client = make_client(METHODS[method](), task, "snn", T=T)
     draws = torch.Generator().manual_seed(1)
@@ -37,10 +37,10 @@ def lively_client(make_client: Make, size: int, method: str = "standalone", T: i
 @pytest.mark.parametrize(
     ("size", "method", "T"), [(16, "standalone", 3), (8, "standalone", 2), (12, "sfedhifi", 2), (16, "standalone", 1)]
 )
-def test_synaptic_operations_are_spikingjellys(make_client: Make, size: int, method: str, T: int) -> None:
-    """Integer for integer, layer for layer, with edges, strides and shortcuts.
+def test_synaptic_operations_equal_spikingjellys(make_client: Make, size: int, method: str, T: int) -> None:
+    """Exact equality for every layer, with edges, strides and shortcuts.
 
-    An 8x8 image ends as one pixel, whose mean is 0 or 1: SpikingJelly, which looks at values, takes it for a spike.
+    An 8x8 image is reduced to one pixel, whose mean is 0 or 1. SpikingJelly decides by value and counts it as a spike.
     """
     client = lively_client(make_client, size, method, T)
     batches = list(client.shard.test_batches(3))
@@ -61,8 +61,8 @@ def test_synaptic_operations_are_spikingjellys(make_client: Make, size: int, met
     assert {name for name, layer in found.items() if not layer.spiking} == {"stem", "projector"}
 
 
-def test_silence_changes_no_layers_kind(make_client: Make) -> None:
-    """A silent last stage sends zeros to the projector, and a black image zeros to the stem: both stay dense."""
+def test_zero_inputs_do_not_make_a_layer_spike_driven(make_client: Make) -> None:
+    """A silent last stage gives zeros to the projector, a black image gives zeros to the stem: both stay dense."""
     client = lively_client(make_client, 16)
     images = [(torch.zeros(2, 3, 16, 16), torch.zeros(2))]
     for layer in client.backbone.stages[-1].modules():
@@ -83,8 +83,8 @@ def test_silence_changes_no_layers_kind(make_client: Make) -> None:
         ("vgg9", {"stem", "projector"}),  # a maximum over spikes is a spike
     ],
 )
-def test_the_families_dense_layers(make_client: Make, model: str, dense: set[str]) -> None:
-    """Known before anything runs, and the same with numbers."""
+def test_dense_layers_by_model_family(make_client: Make, model: str, dense: set[str]) -> None:
+    """The same on the meta device and in a real pass."""
     task = Task(classes=4, channels=3, image_size=16, feature_dim=16)
     client = make_client(METHODS["standalone"](), task, "snn", T=2, model=model)
     outlined = count_layers(outline_backbone(task, client.info), task)
@@ -94,7 +94,7 @@ def test_the_families_dense_layers(make_client: Make, model: str, dense: set[str
 
 
 class Jelly(nn.Module):
-    """A network of SpikingJelly's layers, [T, B, ...] inside: every neuron fires at every step."""
+    """A network of SpikingJelly's layers with [T, B, ...] inside, in which every neuron fires at every step."""
 
     def __init__(self, T: int) -> None:
         super().__init__()
@@ -112,18 +112,18 @@ class Jelly(nn.Module):
 
 
 def test_a_spikingjelly_network_by_hand(make_client: Make) -> None:
-    """Two images of 4x4 pixels at T = 3: along a side, a 3x3 kernel joins 3 * 4 - 2 pairs of pixels."""
+    """Two images of 4x4 pixels at T = 3: along one side a 3x3 kernel connects 3 * 4 - 2 pairs of pixels."""
     client = make_client(METHODS["standalone"](), Task(classes=5, channels=1, image_size=4, feature_dim=5), "snn")
     client.modules["backbone"] = Jelly(3)
     first, second, last = firing_rates(client, [(torch.zeros(2, 1, 4, 4), torch.zeros(2))]).values()
     assert (first.spiking, first.synops, first.macs) == (False, 0, 2 * 16)
     assert (second.spiking, second.synops, second.macs) == (True, 2 * 3 * (2 * 3) * 10**2, 2 * 3 * 9 * 16)
     assert second.sops == 3 * second.macs
-    assert (last.spiking, last.synops) == (False, 0)  # reads what the convolution leaves, real numbers
+    assert (last.spiking, last.synops) == (False, 0)  # reads the convolution's output: real numbers
 
 
 def test_rates_are_shares_of_nonzero_inputs(make_client: Make) -> None:
-    """The spikes of the feature enter the classifier: counted from the output, step by step."""
+    """Spikes entering the classifier, counted from the feature at every step."""
     client = lively_client(make_client, 16)
     batches = list(client.shard.test_batches(3))
     with use_path("torch"), torch.no_grad():
@@ -134,7 +134,7 @@ def test_rates_are_shares_of_nonzero_inputs(make_client: Make) -> None:
     assert layer.sops == pytest.approx(layer.synops / 4)  # no edges in a linear layer: the paper's formula is exact
 
 
-def test_the_formula_overcounts_at_edges_alone(make_client: Make) -> None:
+def test_formula_overcounts_only_at_edges(make_client: Make) -> None:
     for name, layer in firing_rates(
         lively_client(make_client, 16), [(torch.randn(4, 3, 16, 16), torch.zeros(4))]
     ).items():
@@ -144,7 +144,7 @@ def test_the_formula_overcounts_at_edges_alone(make_client: Make) -> None:
             assert exact > 0.4 * layer.sops or layer.sops == 0
 
 
-def test_measuring_changes_nothing(make_client: Make) -> None:
+def test_measuring_does_not_change_the_client(make_client: Make) -> None:
     client = lively_client(make_client, 16)
     before, path = client.state_dict(), path_of(torch.empty(0))
     firing_rates(client, client.shard.test_batches(4))
@@ -165,7 +165,7 @@ def test_measuring_changes_nothing(make_client: Make) -> None:
     ],
 )
 def test_each_spike_counts_for_every_output_it_reaches(conv: nn.Conv2d) -> None:
-    """With weights and spikes of one and zero, the sum of the outputs is that number."""
+    """With weights of one and spikes of 0 or 1, this is the sum of the outputs."""
     x = (torch.rand(3, 4, 7, 6, generator=torch.Generator().manual_seed(0)) < 0.3).double()
     ones = nn.Conv2d(
         4, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, False

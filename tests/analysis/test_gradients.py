@@ -1,4 +1,4 @@
-"""Against autograd on one flat vector of parameters and the whole probe set as one batch."""
+"""Gradients compared with autograd on one flat parameter vector and one batch of the whole probe set."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from asfedbridge.analysis.gradients import comparable, cosines, probe_gradient
 from asfedbridge.core.client import Client
-from asfedbridge.runs.run import Setting
+from asfedbridge.runs.setting import Setting
 
 
 def flat_gradient(client: Client, setting: Setting) -> Tensor:
-    """All comparable parameters as views of one vector; its gradient, by autograd, in one batch."""
+    """The gradient of one vector of which all comparable parameters are views, in one batch."""
     backbone = client.backbone.eval()
     chosen = [n for n, _ in backbone.named_parameters() if "conv" in n or "shortcut.0" in n or "stem" in n]
     chosen += ["classifier.weight", "classifier.bias"]
@@ -37,7 +37,7 @@ def flattened(gradient: dict[str, Tensor]) -> Tensor:
 
 
 def learned(client: Client) -> Client:
-    """Running statistics that are not those of the start, and dead at no place."""
+    """Set running statistics to nontrivial values with no dead channel."""
     client.backbone.train()
     with torch.no_grad():
         for x, _ in client.shard.train_batches_plain(64):
@@ -46,20 +46,20 @@ def learned(client: Client) -> Client:
 
 
 @pytest.mark.parametrize("who", [0, 1], ids=["ann", "snn"])
-def test_it_is_the_gradient_of_the_whole_probe_set(who: int, clients: list[Client], setting: Setting) -> None:
+def test_gradient_is_over_the_whole_probe_set(who: int, clients: list[Client], setting: Setting) -> None:
     """More images than a batch; the last batch is short."""
     assert setting.probe.test_size == 90
     client = learned(clients[who])
     before = client.state_dict()
     gradient = probe_gradient(client, setting.probe)
-    assert all(torch.equal(t, before[n]) for n, t in client.state_dict().items())  # statistics too
+    assert all(torch.equal(t, before[n]) for n, t in client.state_dict().items())  # including statistics
     expected = flat_gradient(client, setting)
     found = flattened(gradient)
-    assert all(float(t.norm()) > 1e-4 for t in gradient.values())  # a silent network would agree with anything
+    assert all(float(t.norm()) > 1e-4 for t in gradient.values())  # a silent network would make the test trivial
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6 * float(expected.norm()) + 1e-7)
 
 
-def test_what_is_compared(clients: list[Client]) -> None:
+def test_comparable_parameters(clients: list[Client]) -> None:
     names = set(comparable(clients[0].backbone))
     assert {"stem.weight", "stages.0.0.conv1.weight", "stages.3.0.shortcut.0.weight"} < names
     assert {"classifier.weight", "classifier.bias"} < names
@@ -68,9 +68,7 @@ def test_what_is_compared(clients: list[Client]) -> None:
     assert names == set(comparable(clients[1].backbone))
 
 
-def test_twins_of_one_kind_agree_and_the_cosine_is_that_of_flat_vectors(
-    clients: list[Client], setting: Setting
-) -> None:
+def test_cosine_is_that_of_flat_vectors(clients: list[Client], setting: Setting) -> None:
     found = [probe_gradient(learned(c), setting.probe) for c in (clients[0], clients[1])]
     table = cosines([*found, found[1]])
     ann, snn = (flattened(g).double() for g in found)
@@ -82,8 +80,8 @@ def test_twins_of_one_kind_agree_and_the_cosine_is_that_of_flat_vectors(
     assert table.partial == []
 
 
-def test_only_tensors_of_equal_shape_are_compared_and_named(clients: list[Client], setting: Setting) -> None:
-    """Widths 0.125 and 0.25 have the classifier in common, nothing else."""
+def test_only_tensors_of_equal_shape_are_compared(clients: list[Client], setting: Setting) -> None:
+    """Widths 0.125 and 0.25 share only the classifier."""
     found = [probe_gradient(learned(c), setting.probe) for c in clients]
     table = cosines(found)
     assert table.shared == ["classifier.bias", "classifier.weight"]
@@ -94,7 +92,7 @@ def test_only_tensors_of_equal_shape_are_compared_and_named(clients: list[Client
     assert float(table.cosine_NN[1, 2]) == pytest.approx(float(F.cosine_similarity(a, b, dim=0)), rel=1e-9)
 
 
-def test_cosines_that_are_known() -> None:
+def test_cosines_by_hand() -> None:
     g = {"a": torch.tensor([[3.0, 0.0]]), "b": torch.tensor([4.0])}
     opposite = {n: -2 * t for n, t in g.items()}
     across = {"a": torch.tensor([[0.0, 7.0]]), "b": torch.tensor([0.0])}
@@ -105,13 +103,13 @@ def test_cosines_that_are_known() -> None:
     assert row[5].isnan()
 
 
-def test_a_model_without_a_classifier_of_that_name_is_compared_on_its_convolutions() -> None:
+def test_model_without_a_classifier_is_compared_on_its_convolutions() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
     assert set(comparable(model)) == {"0.weight", "0.bias"}
 
 
-def test_the_order_of_tensors_changes_no_bit() -> None:
-    """Files give them back in any order."""
+def test_order_of_tensors_does_not_matter() -> None:
+    """Files return tensors in any order."""
     generator = torch.Generator().manual_seed(0)
     g, h = ({f"t{i}": torch.randn(50, generator=generator) * 10**i for i in range(8)} for _ in range(2))
     for place in range(8):

@@ -1,4 +1,4 @@
-"""Against the exact kernel, and the closed form for Gaussians."""
+"""MMD compared with the exact kernel and with the closed form for Gaussians."""
 
 import math
 
@@ -29,8 +29,8 @@ def closed_form(shift: float, width: int, sigma: float) -> float:
 
 
 @pytest.mark.parametrize("sigma", [0.7, 2.0, 9.0])
-def test_it_is_near_the_exact_kernel(sigma: float) -> None:
-    """1024 cosines of variance below 1/2: a kernel value is off by about 0.02, the discrepancy by less."""
+def test_mmd_is_close_to_the_exact_kernel(sigma: float) -> None:
+    """1024 cosines of variance below 1/2: the error of a kernel value is about 0.02, that of MMD^2 is smaller."""
     features = [normal(0), normal(1) + 0.5, normal(2).relu(), normal(3) * 2]
     found = mmd_squared(features, sigma)
     for i, x in enumerate(features):
@@ -38,7 +38,7 @@ def test_it_is_near_the_exact_kernel(sigma: float) -> None:
             assert float(found[i, j]) == pytest.approx(by_kernel(x, y, sigma), abs=0.02, rel=0.05)
 
 
-def test_it_grows_with_the_shift_of_a_gaussian_as_the_closed_form_says() -> None:
+def test_mmd_of_shifted_gaussians_follows_the_closed_form() -> None:
     width, sigma, shifts = 6, 3.0, [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
     moved = [normal(7 + i, 4000, width) + shift / math.sqrt(width) for i, shift in enumerate(shifts)]
     found = mmd_squared([normal(99, 4000, width), *moved], sigma)[0, 1:].tolist()
@@ -48,7 +48,7 @@ def test_it_grows_with_the_shift_of_a_gaussian_as_the_closed_form_says() -> None
         assert value == pytest.approx(closed_form(shift, width, sigma), rel=0.12, abs=0.002)  # 1024 cosines
 
 
-def test_equal_distributions_are_at_zero_whatever_their_order() -> None:
+def test_mmd_of_equal_samples_is_zero_in_any_order() -> None:
     x = normal(0)
     found = mmd_squared([x, x.clone(), x.flip(0)], 2.0)
     assert float(found.abs().max()) < 1e-20
@@ -56,13 +56,13 @@ def test_equal_distributions_are_at_zero_whatever_their_order() -> None:
     assert torch.equal(found, found.T)
 
 
-def test_the_same_bits_twice_and_beside_other_clients() -> None:
+def test_mmd_is_reproducible_and_independent_of_other_clients() -> None:
     x, y = normal(0), normal(1) + 1
     assert torch.equal(mmd_squared([x, y], 2.0), mmd_squared([x, y], 2.0))
     assert mmd_squared([normal(5), x, y], 2.0)[1, 2] == mmd_squared([x, y], 2.0)[0, 1]
 
 
-def test_the_bandwidth_is_the_median_distance_of_all_when_they_are_few() -> None:
+def test_bandwidth_of_few_features_is_the_median_of_all_distances() -> None:
     features = [normal(0, 30), normal(1, 20) + 4]
     pooled = torch.cat(features).double()
     distances = sorted(float((u - v).norm()) for k, u in enumerate(pooled) for v in pooled[:k])
@@ -71,7 +71,7 @@ def test_the_bandwidth_is_the_median_distance_of_all_when_they_are_few() -> None
     assert median_bandwidth(features) == pytest.approx(distances[middle], rel=1e-12)
 
 
-def test_the_bandwidth_of_many_is_that_of_a_subsample_spread_over_all_clients() -> None:
+def test_bandwidth_of_many_features_uses_an_even_subsample() -> None:
     features = [normal(0, 700), normal(1, 300) + 10, normal(2, 536) - 10]  # 1536 rows: every third
     chosen = torch.cat(features)[::3].double()
     assert len(chosen) == SUBSAMPLE

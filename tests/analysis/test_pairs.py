@@ -6,8 +6,8 @@ import torch
 from asfedbridge.analysis.pairs import Block, Correlation, block_means, correlate
 
 
-def test_blocks_of_a_matrix_done_by_hand() -> None:
-    """Two ANN, three SNN: 1, 3 and 6 pairs; the diagonal is in none."""
+def test_block_means_by_hand() -> None:
+    """Two ANN and three SNN clients: 1, 3 and 6 pairs, without the diagonal."""
     matrix = torch.tensor(
         [
             [99.0, 1.0, 10.0, 20.0, 30.0],
@@ -65,7 +65,7 @@ def test_correlation_is_pearsons() -> None:
     assert correlate([1, 2, 3], [5.0, 3.0, 1.0]) == Correlation(pytest.approx(-1.0), 3)
 
 
-def test_no_correlation_of_too_few_or_of_a_constant() -> None:
+def test_no_correlation_for_too_few_runs_or_constant_values() -> None:
     assert correlate([1.0, 2.0], [3.0, 4.0]) == Correlation(None, 2)
     assert correlate([1.0, 1.0, 1.0], [3.0, 4.0, 5.0]) == Correlation(None, 3)
     assert correlate([1.0, None, 3.0, 4.0], [2.0, 9.0, None, 3.0]) == Correlation(None, 2)

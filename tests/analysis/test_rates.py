@@ -1,4 +1,4 @@
-"""Histograms of firing rates, by hand and against plain counting."""
+"""Histograms of firing rates, by hand and by direct counting."""
 
 import pytest
 import torch
@@ -10,21 +10,21 @@ from asfedbridge.models.zoo import bridge_of
 PLACES = ["stage 1", "stage 2", "stage 3", "stage 4", "output"]
 
 
-def test_a_histogram_done_by_hand() -> None:
+def test_histogram_by_hand() -> None:
     histogram = Histogram(4)
     histogram.add(torch.tensor([[0.0, 0.25, 0.25], [1.0, 0.75, 0.7500001]]))
     histogram.add(torch.tensor([0.3, -0.25]))
     assert histogram.shares() == [1 / 8, 2 / 8, 0.0, 2 / 8, 1 / 8, 2 / 8]
 
 
-def test_what_is_above_one_or_not_a_number_is_no_rate() -> None:
+def test_values_above_one_and_nan_count_as_other() -> None:
     histogram = Histogram(2)
     histogram.add(torch.tensor([2.0, 1.5, torch.nan, torch.inf, 0.5]))
     assert histogram.shares() == [0, 1 / 5, 0, 4 / 5]
 
 
 @pytest.mark.parametrize("who", [1, 2], ids=["T=4", "T=2"])
-def test_an_snn_and_its_bridge_counted_plainly(who: int, clients: list[Client]) -> None:
+def test_histograms_equal_direct_counting(who: int, clients: list[Client]) -> None:
     client = clients[who]
     steps = client.info.T
     bridge = bridge_of(client)
@@ -54,7 +54,7 @@ def test_an_snn_and_its_bridge_counted_plainly(who: int, clients: list[Client]) 
     assert not client.backbone.stages[0]._forward_hooks
 
 
-def test_without_a_bridge_there_are_the_spikes_alone(clients: list[Client]) -> None:
+def test_without_a_bridge_only_the_snn_is_measured(clients: list[Client]) -> None:
     found = rate_histograms(clients[1], None)
     assert list(found) == ["snn"]
     assert all(sum(shares) == pytest.approx(1) for shares in found["snn"].values())

@@ -24,7 +24,7 @@ from asfedbridge.engines.loop import count_at_work, draw, federate, play_round
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.turn import build_client, take_turn
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 SMALL = {

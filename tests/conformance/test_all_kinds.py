@@ -1,5 +1,6 @@
 """ANN, BNN, SNN and QNN clients of different bits in one federation."""
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from asfedbridge.core.method import METHODS
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import apply_overrides
 
 FLEET = ",".join(f"resnet18@0.0625:{kind}" for kind in ("ann", "bnn", "qnn:b=4", "qnn:b=2", "snn:T=1"))
@@ -40,8 +41,8 @@ def test_all_kinds_in_one_federation_are_the_same_over_bytes(mixed: Any, name: s
 
 
 def test_the_other_quantiser_is_the_same_over_bytes(mixed: Any) -> None:
-    other = type(mixed).__new__(type(mixed))
-    other.__dict__ |= mixed.__dict__ | {"task": dataclasses.replace(mixed.task, quantiser="dorefa"), "_plain": {}}
+    other = copy.copy(mixed)
+    other.__dict__ |= {"task": dataclasses.replace(mixed.task, quantiser="dorefa"), "_plain": {}}
     method = METHODS["isolated-fedavg"]()
     played = other.plain(method, 0.6)
     assert played.differences(other.play_over_bytes(method, 0.6)) == []

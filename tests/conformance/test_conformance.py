@@ -131,6 +131,12 @@ def test_every_switch_of_as_fedbridge_does_something(federation: Any) -> None:
 AVERAGED: list[tuple[str, dict[str, Any]]] = [  # switches that several methods inherit
     ("isolated-fedavg", {"aggregation": "median", "clip_update": 0.1}),
     ("as-fedbridge", {"aggregation": "trimmed"}),
+    ("fedavg", {"aggregation": "geometric"}),
+    ("fml", {"aggregation": "krum", "trim": 0.3}),
+    ("fedproto", {"aggregation": "geometric"}),
+    ("fedtgp", {"aggregation": "median"}),
+    ("fedfree", {"aggregation": "geometric"}),
+    ("sfedhifi", {"aggregation": "geometric"}),
     ("as-fedbridge", {"clip_update": 0.1, "noise": 0.1, "noise_source": "seed"}),
 ]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from asfedbridge.runs.recipes import make_method, quickstart
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import apply_overrides
 
 

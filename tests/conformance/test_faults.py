@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from asfedbridge.runs.folder import read_events, read_rounds
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.record_files import read_events, read_rounds
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import apply_overrides
 
@@ -27,9 +27,9 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from tests.deploy.ports import free_port
 
 from asfedbridge.deploy.app_folder import write_deployment
-from asfedbridge.deploy.local_cluster import free_port
 from asfedbridge.deploy.processes import QUIET
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -253,7 +253,9 @@ def check_what_was_told(out: Path) -> None:
     rounds = int(str(SMALL["rounds"]))
     assert {c for c, _, _ in told} == {KILLED, FALSE, STUCK}  # and nobody else, no stranger
     refused = [e for e in events if e["event"] == "refused"]
-    assert [(e["client"], e["round"]) for e in refused] == [(FALSE, n) for n in range(rounds)]  # nothing in the closing
+    turns = [n for n in (0, 2, 5, 10, 19) if n < rounds]  # after pauses of 1, 2, 4 and 8 rounds; nothing in the closing
+    assert [(e["client"], e["round"]) for e in refused] == [(FALSE, n) for n in turns]
+    assert [(c, n) for c, n, what in told if what == "quarantined"] == [(FALSE, n) for n in turns]
     assert all("NaN or infinity" in e["reason"] for e in refused)
     assert {r["round"] for r in read_rounds(out) if r["client"] == FALSE} == {rounds}
     assert [t for t in told if t[0] == STUCK] == [(STUCK, 1, "timeout"), (STUCK, 2, "returned")]

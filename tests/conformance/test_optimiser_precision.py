@@ -16,7 +16,7 @@ from asfedbridge.engines import checkpoint
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate
 from asfedbridge.runs.recipes import smoke
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 IDENTITY = {"specification": "a", "data": "b", "partition": "c"}

@@ -62,7 +62,8 @@ def processor() -> str:
 
 def play(name: str, out: Path) -> dict[str, object]:
     method = name.partition(":")[0]
-    assert main(["run", "smoke", f"method={method}", *SMALL, *RUNS[name], "--out", str(out)]) == 0
+    words = [f"method={method}", "keep_checkpoints=1", *SMALL, *RUNS[name]]
+    assert main(["run", "smoke", *words, "--out", str(out)]) == 0
     lines, squares = [], 0.0
     for file in (out / "checkpoint").rglob("*.safetensors"):
         for key, tensor in safetensors.torch.load_file(file).items():

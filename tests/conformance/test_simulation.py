@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from asfedbridge.runs.folder import read_rounds
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.record_files import read_rounds
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import apply_overrides
 
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
+from tests.deploy.ports import free_port
+
 from asfedbridge.deploy.app_folder import write_deployment
-from asfedbridge.deploy.local_cluster import free_port
 from asfedbridge.deploy.processes import QUIET
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

@@ -17,9 +17,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from asfedbridge.runs.folder import read_events, read_rounds
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import execute, prepare
+from asfedbridge.runs.record_files import read_events, read_rounds
+from asfedbridge.runs.run import execute
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import Spec, apply_overrides
 
 pytest.importorskip("flwr")
@@ -27,8 +28,9 @@ from tests.deploy.line import Line, bodies
 from tests.deploy.traces import count_found, slices, tensor_slices
 
 from asfedbridge.deploy.app_folder import write_app
-from asfedbridge.deploy.local_cluster import Loopback, free_port
+from asfedbridge.deploy.local_cluster import Loopback
 from asfedbridge.deploy.local_run import PRELOAD, follow
+from asfedbridge.deploy.sockets import address_of, path_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 WATCHED = 1  # the client at the other end of the line
@@ -55,11 +57,11 @@ class Watched:
     def __init__(self, folder: Path, clients: int) -> None:
         self.folder, self.states = folder, {i: folder / "states" / str(i) for i in range(clients)}
         self.flower = Loopback(folder / "flower", {}, PRELOAD)
-        self.line = Line(self.flower.address)
+        way = address_of("line")
+        self.line = Line(path_of(self.flower.sockets, way), path_of(self.flower.sockets, self.flower.address))
         for client, states in self.states.items():
-            way = self.line.address if client == WATCHED else self.flower.address
             config = {"client-id": client, "state-dir": str(states)}
-            self.flower.start_node(client, config, f"127.0.0.1:{free_port()}", way)
+            self.flower.start_node(client, config, way if client == WATCHED else None)
 
     def begin(self, spec: Spec, out: Path, **config: Any) -> Path:
         reports = self.folder / "reports"
@@ -83,7 +85,7 @@ def keep_states(states: Path, kept: Path, ended: threading.Event) -> None:
     while not ended.wait(0.02):
         for index in states.rglob("states.json"):  # names files that are whole
             with suppress(FileNotFoundError):
-                for name in json.loads(index.read_bytes()).keys() - {file.name for file in kept.iterdir()}:
+                for name in json.loads(index.read_bytes())["states"].keys() - {file.name for file in kept.iterdir()}:
                     shutil.copy(index.with_name(name), kept / "part")
                     (kept / "part").rename(kept / name)
 

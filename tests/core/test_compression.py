@@ -1,4 +1,4 @@
-"""Rounding by hand, the bound of its error, what the guard refuses, and feedback that loses nothing over rounds."""
+"""Rounding by hand and its error bound, refused payloads, and error feedback over rounds."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import torch
 
 from asfedbridge.core import payload
 from asfedbridge.core.compression import SCALES, Codec, decode, encode, encoded_bytes, restore_upload, shrink_upload
-from asfedbridge.core.errors import Diverged
-from asfedbridge.core.payload import GuardError, Payload
+from asfedbridge.core.errors import Diverged, GuardError
+from asfedbridge.core.payload import Payload
 
 CODECS: list[Codec] = ["fp16", "int8"]
 
@@ -34,7 +34,7 @@ def made(seed: int = 0) -> Payload:
 def test_int8_by_hand() -> None:
     encoded = encode({"w": torch.tensor([2.54, -1.27, 0.01, 0.009, 0.03, 0.05, 0.0])}, "int8", "x")
     assert encoded["w"].dtype == torch.int8
-    # scale 0.02: 0.5 and 0.45, 1.5 and 2.5 steps; ties go to the even integer
+    # scale 0.02: 0.5, 0.45, 1.5 and 2.5 steps; ties to even
     assert encoded["w"].tolist() == [127, -64, 0, 0, 2, 2, 0]
     assert encoded[SCALES].tolist() == pytest.approx([0.02])
     back = decode(encoded, {"w": (7,)}, "int8", "x")["w"]
@@ -57,8 +57,8 @@ def test_none_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_names_keep_their_values_whatever_their_order(codec: Codec) -> None:
-    """Scales belong to names, and a transport may hand tensors over in any order."""
+def test_order_of_names_does_not_matter(codec: Codec) -> None:
+    """Scales are matched by name: a transport may deliver tensors in any order."""
     tensors = made()
     encoded = encode(tensors, codec, "x")
     other = decode(dict(reversed(encoded.items())), shapes(tensors), codec, "x")
@@ -69,15 +69,15 @@ def test_names_keep_their_values_whatever_their_order(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_second_time_loses_nothing(codec: Codec) -> None:
+def test_encoding_decoded_values_is_lossless(codec: Codec) -> None:
     once = through(made(), codec)
     twice = through(once, codec)
     assert all(torch.allclose(once[name], twice[name], rtol=1e-6, atol=0) for name in once)
 
 
 @pytest.mark.parametrize("largest", [1e-44, 190 * 2.0**-149, 1e-37, 1e30])
-def test_int8_at_the_ends_of_float32(largest: float) -> None:
-    """A scale that is not a normal number would overflow the integers; such a tensor is sent as zeros."""
+def test_int8_with_extreme_float32_values(largest: float) -> None:
+    """A subnormal scale would overflow the integers, so such a tensor is sent as zeros."""
     tensor = torch.tensor([largest, -largest / 2])
     back = through({"w": tensor}, "int8")["w"]
     assert (back - tensor).abs().max() <= max(largest / 250, 1.5e-36)
@@ -87,13 +87,13 @@ def test_int8_at_the_ends_of_float32(largest: float) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_not_encoded(codec: Codec, bad: float) -> None:
+def test_non_finite_values_are_refused(codec: Codec, bad: float) -> None:
     with pytest.raises(Diverged, match=r"^upload of client 3: 'w' holds NaN or infinity$"):
         encode({"v": torch.zeros(1), "w": torch.tensor([1.0, bad])}, codec, "upload of client 3")
 
 
 def test_fp16_does_not_saturate() -> None:
-    with pytest.raises(Diverged, match=r"^upload: 'w' reaches 7e\+04, compress=fp16 ends at 65504; .*int8$"):
+    with pytest.raises(Diverged, match=r"^upload: 'w' reaches 7e\+04, above the maximum of 65504 .*int8$"):
         encode({"w": torch.tensor([1.0, -7e4])}, "fp16", "upload")
     assert through({"w": torch.tensor([1.0, -7e4])}, "int8")["w"][1] == pytest.approx(-7e4)
 
@@ -102,35 +102,35 @@ HOSTILE: list[tuple[Codec, dict[str, Any], type[Exception], str]] = [
     ("int8", {"w": torch.zeros(2)}, GuardError, "'w' is torch.float32, compress=int8 sends torch.int8"),
     ("fp16", {"w": torch.zeros(2)}, GuardError, "'w' is torch.float32, compress=fp16 sends torch.float16"),
     ("fp16", {"w": torch.tensor([1, float("inf")]).half()}, Diverged, "'w' holds NaN or infinity"),
-    ("fp16", {"w": torch.zeros(2).half(), SCALES: torch.ones(1)}, GuardError, "scales without"),
+    ("fp16", {"w": torch.zeros(2).half(), SCALES: torch.ones(1)}, GuardError, "has scales"),
     ("fp16", {"w": torch.zeros(3).half()}, GuardError, r"'w' has shape \(3,\), declared \(2,\)"),
     ("fp16", {"v": torch.zeros(2).half()}, GuardError, "'v' is private"),
     ("fp16", {}, GuardError, "declared tensor 'w' is missing"),
-    ("int8", {"w": torch.zeros(2, dtype=torch.int8)}, GuardError, "need as many float32 scales"),
-    ("int8", {"w": torch.zeros(2, dtype=torch.int8), SCALES: torch.ones(2)}, GuardError, "need as many"),
-    ("int8", {"w": torch.zeros(2, dtype=torch.int8), SCALES: torch.ones(1).double()}, GuardError, "need as many"),
+    ("int8", {"w": torch.zeros(2, dtype=torch.int8)}, GuardError, "needs 1 float32 scales"),
+    ("int8", {"w": torch.zeros(2, dtype=torch.int8), SCALES: torch.ones(2)}, GuardError, "needs 1 float32"),
+    ("int8", {"w": torch.zeros(2, dtype=torch.int8), SCALES: torch.ones(1).double()}, GuardError, "needs 1 float32"),
     ("int8", {"w": torch.zeros(2, dtype=torch.int8), SCALES: torch.full((1,), torch.nan)}, Diverged, "a scale is"),
     ("int8", {"w": torch.zeros(2, dtype=torch.int8), SCALES: -torch.ones(1)}, Diverged, "a scale is negative"),
     ("int8", {"w": torch.full((2,), 127, dtype=torch.int8), SCALES: torch.full((1,), 3e38)}, Diverged, "holds NaN"),
-    ("int8", {SCALES: torch.ones(1)}, GuardError, "scales without"),
+    ("int8", {SCALES: torch.ones(1)}, GuardError, "has scales, but no tensor"),
 ]
 
 
 @pytest.mark.parametrize(("codec", "encoded", "error", "text"), HOSTILE)
-def test_what_comes_over_the_wire_is_not_trusted(codec: Codec, encoded: Any, error: Any, text: str) -> None:
+def test_invalid_encoded_payloads_are_refused(codec: Codec, encoded: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=f"^upload of client 3: .*{text}") as found:
         decode(encoded, {"w": (2,)}, codec, "upload of client 3")
     assert "\n" not in str(found.value)
 
 
-def test_a_difference_that_overflows_the_server_is_caught() -> None:
+def test_overflow_when_adding_a_difference_is_refused() -> None:
     encoded = encode({"w": torch.tensor([3e38])}, "int8", "x")
     with pytest.raises(Diverged, match="'w' holds NaN or infinity"):
         restore_upload(encoded, {"w": torch.tensor([3e38])}, {"w": (1,)}, "int8", "x")
 
 
 def play(codec: Codec, rounds: int, feedback: bool) -> tuple[Payload, Payload]:
-    """A client whose training moves its tensors by the same small step each round; server state, and the exact one."""
+    """A client whose tensors change by the same small step each round; returns the server state and the exact one."""
     state, residual = made(), Payload()
     exact, step = payload.clone(state), {name: t * 1e-3 + 1e-6 for name, t in made(1).items()}
     for _ in range(rounds):
@@ -144,15 +144,15 @@ def play(codec: Codec, rounds: int, feedback: bool) -> tuple[Payload, Payload]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_steps_smaller_than_the_rounding_of_a_download_arrive(codec: Codec) -> None:
-    """The server's state is never rounded: 200 steps, each far below the download's rounding, add up."""
+def test_updates_below_the_rounding_step_accumulate(codec: Codec) -> None:
+    """The server's state is not rounded: 200 steps, each far below the rounding of the download, add up."""
     state, exact = play(codec, 200, feedback=True)
     for name, tensor in exact.items():
         assert torch.allclose(state[name], tensor, atol=2e-4 * tensor.abs().max().item(), rtol=0), name
 
 
-def test_feedback_makes_up_for_rounding() -> None:
-    """Steps that differ by more than int8 can tell: without feedback the small ones are lost for good."""
+def test_error_feedback_compensates_rounding() -> None:
+    """Steps of very different size: without feedback int8 would lose the small ones permanently."""
     state = {"w": torch.zeros(2)}
     step, residual, lost = torch.tensor([1.0, 1e-3]), Payload(), {"w": torch.zeros(2)}
     for _ in range(100):
@@ -164,17 +164,17 @@ def test_feedback_makes_up_for_rounding() -> None:
     assert state["w"].tolist() == pytest.approx([100, 0.1], rel=0.05)
 
 
-def test_residuals_belong_to_names_that_continue_a_download() -> None:
+def test_residuals_exist_only_for_tensors_of_the_download() -> None:
     up = {"w": torch.tensor([1.0, 0.4 / 127]), "firing": torch.tensor([1.0, 0.4 / 127])}
     down, old = {"w": torch.zeros(2)}, {"away": torch.ones(1)}
     sent, residual = shrink_upload(up, down, old, "int8", "x")
     assert set(residual) == {"w", "away"}
     assert residual["w"].tolist() == pytest.approx([0, 0.4 / 127], abs=1e-7)
-    assert torch.equal(residual["away"], old["away"])  # not sent this time: kept for when it is
+    assert torch.equal(residual["away"], old["away"])  # not sent this time: kept
     assert set(sent) == {"w", "firing", SCALES}
     again, _ = shrink_upload(up, down, residual, "int8", "x")
     assert again["w"].tolist() == [127, 1]  # 0.8 of a step by now
-    assert again["firing"].tolist() == [127, 0]  # a value of its own: the same as before
+    assert again["firing"].tolist() == [127, 0]  # not in the download: no feedback
 
 
 @pytest.mark.parametrize("codec", ["none", *CODECS])

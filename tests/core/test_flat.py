@@ -1,11 +1,12 @@
-"""One buffer and back, for every codec and part of a payload; buffers that are not what was declared."""
+"""Round trips through one buffer for every codec and partial payloads; invalid buffers."""
 
 import pytest
 import torch
 
 from asfedbridge.core.compression import Codec, decode, encode
+from asfedbridge.core.errors import GuardError
 from asfedbridge.core.flat import from_buffer, to_buffer
-from asfedbridge.core.payload import GuardError, Payload, size_in_bytes
+from asfedbridge.core.payload import Payload, size_in_bytes
 
 DECLARED = {"b": (2, 3), "a": (4,), "one": (), **{f"class/{i}": (2,) for i in range(8)}}
 CODECS: list[Codec] = ["none", "fp16", "int8"]
@@ -18,16 +19,16 @@ def made(names: list[str]) -> Payload:
 
 @pytest.mark.parametrize("names", [list(DECLARED), ["one", "b"], ["class/7"], []])
 @pytest.mark.parametrize("codec", CODECS)
-def test_there_and_back(codec: Codec, names: list[str]) -> None:
+def test_round_trip(codec: Codec, names: list[str]) -> None:
     encoded = encode(made(names), codec, "x")
     content = to_buffer(encoded, DECLARED)
-    assert len(content) == size_in_bytes(encoded) + 2  # eleven bits say what is there
+    assert len(content) == size_in_bytes(encoded) + 2  # eleven presence bits
     back = from_buffer(content, DECLARED, codec, "x")
     assert set(back) == set(encoded)
     for name, tensor in encoded.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name], tensor), name
-        back[name].zero_()  # memory of its own
+        back[name].zero_()  # does not share memory with the buffer
     assert to_buffer(encoded, DECLARED) == content
 
 
@@ -37,18 +38,18 @@ def test_a_buffer_by_hand() -> None:
     assert content == bytes([0b11000000]) + bytes.fromhex("0000003f 0000803f 000000c0")
 
 
-def test_memory_format_does_not_follow() -> None:
+def test_tensors_of_other_memory_formats() -> None:
     tensor = torch.arange(6.0).reshape(2, 3).T
     back = from_buffer(to_buffer({"t": tensor}, {"t": (3, 2)}), {"t": (3, 2)}, "none", "x")
     assert torch.equal(back["t"], tensor)
 
 
-def test_nothing_declared_is_nothing_sent() -> None:
+def test_empty_payload_is_an_empty_buffer() -> None:
     assert to_buffer({}, {}) == b""
     assert from_buffer(b"", {}, "int8", "x") == {}
 
 
-def test_what_was_not_declared_does_not_leave() -> None:
+def test_undeclared_tensor_is_refused() -> None:
     with pytest.raises(GuardError, match="'secret' is private"):
         to_buffer({"secret": torch.zeros(1)}, DECLARED)
 
@@ -56,7 +57,7 @@ def test_what_was_not_declared_does_not_leave() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_wrong_lengths_and_flags_are_refused(codec: Codec) -> None:
     content = to_buffer(encode(made(["a", "one"]), codec, "x"), DECLARED)
-    stray = content[:1] + bytes([content[1] | 1]) + content[2:]  # of a sixteenth tensor, where eleven are declared
+    stray = content[:1] + bytes([content[1] | 1]) + content[2:]  # the flag of a sixteenth tensor; eleven are declared
     for bad in (b"", content[:1], content[:-1], content + b"\0", b"\xff" + content[1:], stray):
         with pytest.raises(GuardError, match=r"^upload: ") as error:
             from_buffer(bad, DECLARED, codec, "upload")
@@ -64,7 +65,7 @@ def test_wrong_lengths_and_flags_are_refused(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_any_bytes_end_in_an_error_or_a_checked_payload(codec: Codec) -> None:
+def test_random_bytes_are_refused_or_give_a_valid_payload(codec: Codec) -> None:
     draws = torch.Generator().manual_seed(1)
     content = to_buffer(encode(made(list(DECLARED)), codec, "x"), DECLARED)
     for _ in range(300):

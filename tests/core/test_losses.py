@@ -37,7 +37,7 @@ def test_distillation_is_the_scaled_divergence_from_the_teacher(temperature: flo
     assert losses.distillation(student, teacher, temperature).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_distillation_teaches_the_student_only() -> None:
+def test_distillation_has_no_gradient_for_the_teacher() -> None:
     student, teacher = logits(4, 5, seed=1).requires_grad_(), logits(4, 5, seed=2).requires_grad_()
     losses.distillation(student, teacher, 2.0).backward()
     assert teacher.grad is None
@@ -47,7 +47,7 @@ def test_distillation_teaches_the_student_only() -> None:
         assert grad.tolist() == pytest.approx(expected, rel=1e-9)
 
 
-def test_distillation_between_equals_is_zero() -> None:
+def test_distillation_between_equal_predictions_is_zero() -> None:
     student = logits(4, 5).requires_grad_()
     loss = losses.distillation(student, student.detach().clone() + 3.0, 2.0)  # softmax ignores a common shift
     loss.backward()
@@ -80,7 +80,7 @@ def test_no_gradient_passes_through_the_noise_scale() -> None:
     assert torch.equal(z.grad, torch.ones_like(z))
 
 
-def test_noise_of_no_strength_changes_nothing() -> None:
+def test_noise_of_strength_zero_changes_nothing() -> None:
     z = logits(3, 4)
     assert torch.equal(losses.smooth_with_noise(z, 0.0, logits(3, 4, seed=9)), z)
 
@@ -99,8 +99,8 @@ def test_squared_distance_needs_an_anchor_for_every_tensor() -> None:
         losses.squared_distance([torch.zeros(1), torch.zeros(1)], [torch.zeros(1)])
 
 
-def test_half_precision_is_read_as_float32() -> None:
-    """Logits of a forward pass under autocast: no loss rounds them again."""
+def test_losses_convert_half_precision_to_float32() -> None:
+    """Losses of logits from autocast are computed in float32."""
     half, y = logits(5, 3).bfloat16(), torch.tensor([0, 1, 2, 2, 1])
     wide = half.float()
     assert torch.equal(losses.cross_entropy(half, y), losses.cross_entropy(wide, y))

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -7,8 +8,22 @@ from torch import Tensor, nn
 
 from asfedbridge.core.client import Client
 from asfedbridge.core.method import METHODS, Method, register_method
-from asfedbridge.core.task import ClientInfo, Optimiser, Output, Round, ShortBatch, Task
+from asfedbridge.core.payload import Shapes
+from asfedbridge.core.task import ClientInfo, Optimiser, Output, Round, ShortBatch, Task, Upload
 from asfedbridge.data.loader import Shard
+
+
+class Plain(Method):
+    """A method that exchanges nothing."""
+
+    def uploads(self, task: Task, client: ClientInfo) -> Shapes:
+        return {}
+
+    def downloads(self, task: Task, client: ClientInfo) -> Shapes:
+        return {}
+
+    def client_round(self, client: Client, rnd: Round) -> Upload:
+        return Upload()
 
 
 class NoData:
@@ -42,7 +57,7 @@ def test_output_means_are_over_time() -> None:
     assert out.feature.tolist() == [[0.0, 0.5, 1.0]]
 
 
-def test_each_kind_has_its_rate_and_decay() -> None:
+def test_learning_rate_and_decay_by_kind() -> None:
     """The paper's table."""
     optimiser = Optimiser()
     assert (optimiser.rate("ann"), optimiser.decay("ann")) == (0.05, 1e-4)
@@ -57,7 +72,7 @@ def test_the_closing_visit_comes_after_the_last_round(index: int, closing: bool)
 
 def test_a_client_is_restored_from_its_state() -> None:
     state, other = make_client(1.0).state_dict(), make_client(0.0)
-    other.momentum["helper"] = {"weight": torch.zeros(2, 2)}  # not part of the state: must go
+    other.momentum["helper"] = {"weight": torch.zeros(2, 2)}  # not in the loaded state: must be removed
     other.load_state_dict(state)
     again = other.state_dict()
     assert again.keys() == state.keys()
@@ -88,7 +103,7 @@ def test_states_are_copies_both_ways() -> None:
 
 
 @pytest.mark.parametrize(("short_batch", "sizes"), [("merge", [4, 5]), ("keep", [4, 4, 1])])
-def test_batches_are_those_of_the_task(short_batch: ShortBatch, sizes: list[int]) -> None:
+def test_batch_settings_come_from_the_task(short_batch: ShortBatch, sizes: list[int]) -> None:
     x, y = torch.zeros(9, 2, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
     client = make_client()
     client.task = replace(client.task, batch_size=4, short_batch=short_batch)
@@ -96,7 +111,7 @@ def test_batches_are_those_of_the_task(short_batch: ShortBatch, sizes: list[int]
     assert [len(y) for _, y in client.batches(torch.Generator())] == sizes
 
 
-def test_what_rounding_left_over_is_private_state() -> None:
+def test_residual_is_part_of_the_state() -> None:
     client = make_client()
     client.residual = {"class/3": torch.tensor([1.0, -2.0])}
     state = client.state_dict()
@@ -118,7 +133,7 @@ def test_an_incomplete_state_is_refused() -> None:
         client.load_state_dict(state)
 
 
-def test_clients_rounds_and_stages_draw_differently() -> None:
+def test_generators_differ_by_client_round_and_stage() -> None:
     client = make_client()
     draws = {
         client.generator(Round(index, 5), stage).initial_seed() for index in (0, 1) for stage in ("noise", "local")
@@ -127,17 +142,53 @@ def test_clients_rounds_and_stages_draw_differently() -> None:
     assert len(draws | {client.generator(Round(0, 5), "noise").initial_seed()}) == 5
 
 
-def test_two_methods_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_method_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asfedbridge.core.method.METHODS", METHODS.copy())
     known = set(METHODS)
 
     @register_method("a-name")
-    class First(Method): ...
+    class First(Plain): ...
 
     assert First.name == "a-name"
     with pytest.raises(ValueError, match="'a-name'"):
 
         @register_method("a-name")
-        class Second(Method): ...
+        class Second(Plain): ...
 
     assert set(METHODS) == known
+
+
+def with_field(hint: Any, field: str = "b", **default: Any) -> type:
+    return dataclass(frozen=True)(type("Mine", (Plain,), {"__annotations__": {field: hint}, **default}))
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (type("NoMethod", (), {}), "'NoMethod' must be a subclass of asfedbridge.Method"),
+        (lambda: None, "must be a subclass of asfedbridge.Method"),
+        (type("Abstract", (Method,), {}), "does not implement client_round, downloads, uploads"),
+        (with_field(float), "field b has no default"),
+        (with_field(float | None, b=None), "field b has type float | None; use bool, int"),
+        (with_field(dict, b=None), "field b has type dict"),
+        (with_field(tuple, b=(1, 2)), "field b has type tuple"),
+        (with_field(tuple[int, ...], b=(1, 2)), "field b has type tuple"),
+        (with_field(str, "name", name="x"), "'name' is the name of the method"),
+    ],
+)
+def test_a_class_that_is_no_usable_method_is_refused(cls: Any, message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        register_method("mine")(cls)
+    assert message in str(caught.value)
+    assert "mine" not in METHODS
+
+
+@pytest.mark.parametrize("name", ["", "my method", "a/../b", "-x", "a,b"])
+def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="invalid method name"):
+        register_method(name)
+
+
+def test_the_decorator_needs_a_name() -> None:
+    with pytest.raises(TypeError, match="register_method needs a name"):
+        register_method(Plain)  # type: ignore[arg-type]

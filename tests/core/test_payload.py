@@ -3,8 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from asfedbridge.core import payload
-from asfedbridge.core.errors import Diverged
-from asfedbridge.core.payload import GuardError, Payload
+from asfedbridge.core.errors import Diverged, GuardError
+from asfedbridge.core.payload import Payload
 
 PARAMETERS = {"0.weight", "0.bias", "1.weight", "1.bias"}
 STATISTICS = {"1.running_mean", "1.running_var"}
@@ -16,8 +16,8 @@ def module() -> nn.Module:
 
 
 @pytest.mark.parametrize(("buffers", "names"), [(False, PARAMETERS), (True, PARAMETERS | STATISTICS)])
-def test_select_takes_parameters_and_on_demand_statistics(module: nn.Module, buffers: bool, names: set[str]) -> None:
-    """The integer counter of BatchNorm never travels."""
+def test_select_takes_parameters_and_optionally_buffers(module: nn.Module, buffers: bool, names: set[str]) -> None:
+    """BatchNorm's integer counter is never part of a payload."""
     taken = payload.select(module, buffers)
     assert taken.keys() == names
     assert all(torch.equal(t, module.state_dict()[name]) for name, t in taken.items())
@@ -34,8 +34,8 @@ def test_select_copies(module: nn.Module) -> None:
     assert not any(t.requires_grad for t in taken.values())
 
 
-def test_memory_format_stays_at_home(module: nn.Module) -> None:
-    taken = payload.select(module.to(memory_format=torch.channels_last))
+def test_memory_format_is_not_preserved(module: nn.Module) -> None:
+    taken = payload.select(module.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     assert taken["0.weight"].is_contiguous()
     assert torch.equal(taken["0.weight"], module[0].weight)
 
@@ -59,7 +59,7 @@ def test_load_copies_into_the_tensors_in_place(module: nn.Module) -> None:
         ({"0.bias": torch.zeros(1)}, r"'0.bias'.*\(1,\).*\(3,\)"),
     ],
 )
-def test_load_refuses_what_does_not_fit(module: nn.Module, bad: Payload, message: str) -> None:
+def test_load_refuses_unknown_names_and_shapes(module: nn.Module, bad: Payload, message: str) -> None:
     with pytest.raises(GuardError, match=message):
         payload.load(module, bad)
 
@@ -108,12 +108,12 @@ def declared_payload(**changed: Tensor) -> Payload:
     return {"a": torch.zeros(2, 3), "b": torch.zeros(4)} | changed
 
 
-def test_the_guard_lets_pass_what_was_declared() -> None:
+def test_declared_payload_passes() -> None:
     payload.check(declared_payload(), DECLARED, "upload")
     payload.check({}, {}, "upload")
 
 
-def test_the_guard_lets_pass_a_part_where_a_method_says_so() -> None:
+def test_partial_payload_passes_if_allowed() -> None:
     payload.check({"b": torch.zeros(4)}, DECLARED, "upload", partial=True)
     payload.check({}, DECLARED, "upload", partial=True)
     with pytest.raises(GuardError, match="'secret' is private"):
@@ -136,6 +136,6 @@ def test_the_guard_lets_pass_a_part_where_a_method_says_so() -> None:
         (declared_payload(b=torch.tensor([0.0, 0.0, torch.inf, 0.0])), Diverged, "'b' holds NaN or infinity"),
     ],
 )
-def test_the_guard_stops_everything_else(bad: Payload, error: type[Exception], message: str) -> None:
+def test_other_payloads_are_refused(bad: Payload, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^upload of client 3: .*{message}"):
         payload.check(bad, DECLARED, "upload of client 3")

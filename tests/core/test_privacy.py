@@ -1,4 +1,4 @@
-"""Noise that is Gaussian, as wide as asked, and fresh."""
+"""Noise is Gaussian, has the requested deviation, and is independent."""
 
 import math
 
@@ -12,7 +12,7 @@ SOURCES: list[Normal] = [system_normal, seeded_normal(42, 0)]
 
 @pytest.mark.parametrize("normal", SOURCES, ids=["system", "seed"])
 def test_noise_is_standard_normal(normal: Normal) -> None:
-    """Moments and tails within six deviations of their estimates."""
+    """Moments and tails are within six standard errors."""
     n = 1_000_001
     z = normal((n,)).double()
     assert abs(z.mean()) < 6 / math.sqrt(n)
@@ -35,7 +35,7 @@ def test_system_noise_never_repeats() -> None:
     assert first.unique().numel() == 64
 
 
-def test_seeded_noise_is_of_its_place() -> None:
+def test_seeded_noise_depends_on_seed_and_place() -> None:
     assert torch.equal(seeded_normal(1, 3, "all")((5,)), seeded_normal(1, 3, "all")((5,)))
     others = [(2, 3, "all"), (1, 4, "all"), (1, 3, "snn")]
     assert not any(torch.equal(seeded_normal(1, 3, "all")((5,)), seeded_normal(*other)((5,))) for other in others)
@@ -48,7 +48,7 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("normal", SOURCES, ids=["system", "seed"])
-def test_every_tensor_has_noise_of_its_own(normal: Normal) -> None:
+def test_tensors_have_independent_noise(normal: Normal) -> None:
     mean = {"b": torch.full((20_000,), 5.0), "a": torch.full((20_000,), -5.0)}
     noisy = add_noise(mean, 0.25, normal)
     apart = {name: noisy[name] - mean[name] for name in mean}

@@ -58,7 +58,7 @@ def test_quantised_rates_are_exactly_the_nearest_level(steps: int, dtype: torch.
     assert torch.equal(r.grad, torch.ones_like(r))
 
 
-def test_rate_loss_is_the_mean_square_and_the_snn_is_its_target() -> None:
+def test_rate_loss_is_the_mean_square_without_gradient_for_the_snn() -> None:
     bridge = torch.tensor([[0.25, 0.5], [1.0, 0.0]], requires_grad=True)
     snn = torch.tensor([[0.75, 0.5], [0.0, 0.25]], requires_grad=True)
     loss = pseudospike.rate_loss(bridge, snn)
@@ -84,7 +84,7 @@ def test_pspr_equals_the_formula_channel_by_channel(setting: dict[str, float]) -
 @pytest.mark.parametrize(
     ("mean", "deviation", "zero"),
     [
-        (0.5, 0.05, True),  # both conditions at their edge
+        (0.5, 0.05, True),  # both conditions at their boundary
         (0.5, 0.3, True),
         (0.7, 0.2, True),  # the threshold exactly one deviation away
         (0.3, 0.25, True),
@@ -107,7 +107,7 @@ def test_pspr_vanishes_exactly_on_its_zero_set(
     assert penalty == pytest.approx(distance, rel=1e-3, abs=1e-20)
 
 
-def test_one_bad_channel_of_one_port_counts_by_its_share() -> None:
+def test_loss_of_one_channel_is_averaged_over_channels_and_ports() -> None:
     good = torch.tensor([0.2, 0.8], dtype=torch.float64).view(2, 1).expand(2, 4)
     bad = good.clone()
     bad[:, 2] = torch.tensor([0.9, 1.0])  # mu = 0.95, sigma = 0.05: (0.45 - 0.05)^2
@@ -122,7 +122,7 @@ def test_a_constant_channel_has_a_finite_gradient(value: float) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_gradient_at_a_port_is_the_papers(shape: tuple[int, ...]) -> None:
+def test_gradient_at_a_port_is_the_papers(shape: tuple[int, ...]) -> None:
     """dL/da = 1[a > 0] 1[0 < u < 1] / s (alpha_rate dL_rate/dr~ + alpha_pspr dL_PSPR/dr), straight through Q_T."""
     alpha_rate, alpha_pspr, steps = 0.7, 1.3, 4
     a = (0.8 * normal(*shape)).requires_grad_()
@@ -145,7 +145,7 @@ def test_the_gradient_at_a_port_is_the_papers(shape: tuple[int, ...]) -> None:
 
 
 def test_the_scale_learns() -> None:
-    """dr/ds = -a / s^2 inside the open interval, none where clipped."""
+    """dr/ds = -a / s^2 inside the open interval, zero where clipped."""
     a = torch.tensor([[0.5, -1.0, 3.0]], dtype=torch.float64)
     scale = torch.full((3,), 2.0, dtype=torch.float64, requires_grad=True)
     pseudospike.rate(a, scale).sum().backward()

@@ -14,10 +14,10 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_a_step_by_hand() -> None:
-    """(t - g) x = 2 * 2: the gradient of its square is -2 * 4 * 2 = -16, so a tenth of it brings 1 to 2.6."""
+    """(t - g) x = 2 * 2: the gradient of its square is -2 * 4 * 2 = -16, so rate 0.1 moves the weight from 1 to 2.6."""
     layer, teacher = {"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}
     assert responses.align(layer, teacher, [torch.tensor([[2.0]])], 0.1, False)["weight"].item() == pytest.approx(2.6)
-    rows = [torch.tensor([[2.0], [0.0]])]  # the mean over two inputs, one of them silent
+    rows = [torch.tensor([[2.0], [0.0]])]  # the mean over two inputs, one of them zero
     assert responses.align(layer, teacher, rows, 0.1, False)["weight"].item() == pytest.approx(1.8)
     two = {"weight": torch.tensor([[1.0], [1.0]])}, {"weight": torch.tensor([[3.0], [3.0]])}
     assert responses.align(*two, rows, 0.1, False)["weight"].flatten().tolist() == pytest.approx([1.8, 1.8])
@@ -26,7 +26,7 @@ def test_a_step_by_hand() -> None:
     assert teacher["weight"].item() == 3.0
 
 
-def test_a_bias_answers_too() -> None:
+def test_a_step_with_a_bias_by_hand() -> None:
     """Response 2 * 2 + 1 = 5: the weight's gradient is -2 * 5 * 2, the bias's -2 * 5."""
     layer = {"weight": torch.tensor([[1.0]]), "bias": torch.tensor([0.0])}
     teacher = {"weight": torch.tensor([[3.0]]), "bias": torch.tensor([1.0])}
@@ -42,8 +42,8 @@ def answer(layer: dict[str, Tensor], images: Tensor) -> Tensor:
 @pytest.mark.parametrize("positions", [1, 2])
 @pytest.mark.parametrize("shape", [(5, 3, 3, 3), (5, 4, 1, 1), (6, 3, 3, 1), (5, 7)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_steps_are_those_of_autograd(shape: tuple[int, ...], positions: int, per_output: bool, biased: bool) -> None:
-    """The mean over three teachers of the squared difference of responses, by convolution, minimised as it stands."""
+def test_steps_match_autograd(shape: tuple[int, ...], positions: int, per_output: bool, biased: bool) -> None:
+    """Autograd minimises the squared response difference, averaged over three teachers, by real convolutions."""
     parts = {"weight": shape, "bias": shape[:1]} if biased else {"weight": shape}
     layer, *teachers = ({part: normal(*size, seed=i) for part, size in parts.items()} for i in range(4))
     mean = {part: sum(t[part] for t in teachers) / 3 for part in parts}
@@ -73,7 +73,7 @@ def distance(out: Payload, to: Payload) -> float:
     return (out["weight"] - to["weight"]).norm().item()
 
 
-def test_on_average_a_step_goes_twice_the_rate_of_the_way() -> None:
+def test_a_step_reduces_the_distance_by_twice_the_rate_on_average() -> None:
     layer, teacher = {"weight": torch.zeros(4, 3, 3, 3)}, {"weight": torch.ones(4, 3, 3, 3)}
     rows = responses.noise_rows(layer["weight"], 20_000, 1, torch.Generator().manual_seed(0))
     assert rows.shape == (20_000, 27)
@@ -84,7 +84,7 @@ def test_on_average_a_step_goes_twice_the_rate_of_the_way() -> None:
 
 @pytest.mark.parametrize(("share", "nearer"), [(0.7, True), (1.4, False)])
 @pytest.mark.parametrize("per_output", [False, True])
-def test_rates_below_the_largest_come_nearer(share: float, nearer: bool, per_output: bool) -> None:
+def test_align_converges_below_the_largest_rate(share: float, nearer: bool, per_output: bool) -> None:
     layer, teacher = ({"weight": normal(8, 100, seed=i)} for i in (1, 2))
     rate = share * responses.largest_rate((8, 100), 10, per_output)
     draws = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ def test_cosine_never_rises() -> None:
         ("alpha_ce", 1.10, 0.55),
     ],
 )
-def test_ramps_meet_the_papers_table(weight: str, first: float, last: float) -> None:
+def test_ramps_match_the_papers_table(weight: str, first: float, last: float) -> None:
     ends = getattr(ASFedBridge(), weight)
     assert ramp(ends, 0, 100) == first
     assert ramp(ends, 99, 100) == pytest.approx(last, rel=1e-12)

@@ -28,16 +28,16 @@ PLACES = [
     ],
 )
 def test_seeds_never_change(place: tuple[int | str, ...], value: int) -> None:
-    """A change here makes every run ever recorded irreproducible."""
+    """Changing a seed would make all recorded runs irreproducible."""
     assert seed(*place) == value
 
 
-def test_places_do_not_share_a_seed() -> None:
+def test_places_have_different_seeds() -> None:
     for one, other in itertools.combinations(PLACES, 2):
         assert seed(*one) != seed(*other), (one, other)
 
 
-def test_a_number_is_not_its_text() -> None:
+def test_number_and_its_text_have_different_seeds() -> None:
     assert seed(42, 1) != seed(42, "1")
 
 
@@ -46,7 +46,7 @@ def test_seeds_fit_a_torch_generator() -> None:
     assert max(seed(run, "x") for run in range(200)) >= 2**62  # the high bits are used
 
 
-def test_generators_repeat_and_leave_the_global_one_alone() -> None:
+def test_generators_are_reproducible_and_do_not_use_the_global_one() -> None:
     before = torch.get_rng_state()
     one, same, other = (torch.randn(5, generator=generator(42, "a", i)) for i in (1, 1, 2))
     assert torch.equal(one, same)

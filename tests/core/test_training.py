@@ -66,7 +66,7 @@ def sgd_by_hand(model: nn.Module, rounds: list[Round], epochs: int) -> dict[str,
                 sums["local.ce"] += ce.item() * len(part) / 5
                 sums["local.size"] += size.item() * len(part) / 5
                 named = dict(model.named_parameters())
-                grads = torch.autograd.grad(ce + size, named.values())
+                grads = torch.autograd.grad(ce + size, list(named.values()))
                 for (name, w), g in zip(named.items(), grads, strict=True):
                     step = g + (DECAY * w.detach() if name in ("1.weight", "3.weight") else 0)
                     velocity[name] = MOMENTUM * velocity[name] + step if name in velocity else step
@@ -75,7 +75,7 @@ def sgd_by_hand(model: nn.Module, rounds: list[Round], epochs: int) -> dict[str,
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_fit_is_sgd_with_momentum_that_spares_biases_and_norms(epochs: int) -> None:
+def test_fit_is_sgd_with_momentum_and_no_decay_of_biases_and_norms(epochs: int) -> None:
     client = make_client()
     expected = copy.deepcopy(client.backbone)
     means = sgd_by_hand(expected, [ROUND], epochs)
@@ -83,7 +83,7 @@ def test_fit_is_sgd_with_momentum_that_spares_biases_and_norms(epochs: int) -> N
     torch.testing.assert_close(client.backbone.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
 
 
-def test_momentum_goes_on_in_the_next_round() -> None:
+def test_momentum_continues_in_the_next_round() -> None:
     client = make_client()
     expected = copy.deepcopy(client.backbone)
     rounds = [Round(0, 10), Round(1, 10)]
@@ -116,7 +116,7 @@ def test_gradients_are_clipped_module_by_module() -> None:
     assert norms["small"] < 0.5 < norms["large"]
 
 
-def test_a_limit_that_no_gradient_reaches_changes_no_bit() -> None:
+def test_clip_above_all_gradient_norms_has_no_effect() -> None:
     clients = [make_client(optimiser=Optimiser(momentum=MOMENTUM, clip=clip)) for clip in (0.0, 1e6)]
     for client in clients:
         fit(client)
@@ -124,7 +124,7 @@ def test_a_limit_that_no_gradient_reaches_changes_no_bit() -> None:
     assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
 
 
-def test_a_restored_client_goes_on_exactly_where_it_was() -> None:
+def test_restored_client_continues_exactly() -> None:
     client, resumed = make_client(), make_client()
     fit(client, Round(0, 10))
     resumed.load_state_dict(client.state_dict())
@@ -134,7 +134,7 @@ def test_a_restored_client_goes_on_exactly_where_it_was() -> None:
     assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
 
 
-def test_without_its_momentum_a_client_goes_elsewhere() -> None:
+def test_losing_the_momentum_changes_training() -> None:
     client, fresh = make_client(), make_client()
     fit(client, Round(0, 10))
     fresh.load_state_dict({key: t for key, t in client.state_dict().items() if not key.startswith("momentum/")})
@@ -154,7 +154,7 @@ def adamw_by_hand(model: nn.Module, rounds: list[Round], beta: float) -> None:
             z = model(Points.x[part])
             loss = F.cross_entropy(z, Points.y[part]) + 0.1 * z.square().mean()
             named = dict(model.named_parameters())
-            grads = torch.autograd.grad(loss, named.values())
+            grads = torch.autograd.grad(loss, list(named.values()))
             count += 1
             for (name, w), g in zip(named.items(), grads, strict=True):
                 first[name] = beta * first.get(name, 0) + (1 - beta) * g
@@ -164,7 +164,7 @@ def adamw_by_hand(model: nn.Module, rounds: list[Round], beta: float) -> None:
                 w.data -= LR * first[name] / (1 - beta**count) / spread
 
 
-def test_adamw_decays_apart_and_goes_on_in_the_next_round() -> None:
+def test_adamw_has_decoupled_decay_and_continues_in_the_next_round() -> None:
     client = make_client(optimiser=Optimiser(momentum=0.8, name="adamw"))
     expected = copy.deepcopy(client.backbone)
     rounds = [Round(0, 10), Round(1, 10)]
@@ -186,8 +186,8 @@ def test_a_client_with_adamw_is_restored_exactly() -> None:
     assert all(torch.equal(tensor, states[1][key]) for key, tensor in states[0].items())
 
 
-def test_to_forget_the_momentum_is_a_fresh_start_of_adamw() -> None:
-    """Of a whole module, or of one tensor; second moments and step counts do not outlive the first."""
+def test_deleting_the_momentum_resets_adamw() -> None:
+    """For a whole module or one tensor: second moments and step counts are ignored without a first moment."""
     client, fresh = (make_client(optimiser=Optimiser(name="adamw")) for _ in range(2))
     fit(client, Round(0, 10), epochs=1)
     del client.momentum["backbone"]["1.weight"]
@@ -202,7 +202,7 @@ def test_to_forget_the_momentum_is_a_fresh_start_of_adamw() -> None:
     assert all(torch.equal(tensor, fresh.state_dict()[key]) for key, tensor in client.state_dict().items())
 
 
-def test_half_precision_is_of_forward_passes_alone() -> None:
+def test_only_forward_passes_use_half_precision() -> None:
     client, plain = make_client(precision="bf16"), make_client()
     seen = set()
 
@@ -222,8 +222,8 @@ def test_half_precision_is_of_forward_passes_alone() -> None:
         assert not torch.equal(one, other)
 
 
-def test_a_teacher_without_gradients_leaves_those_of_the_student() -> None:
-    """The cache of autocast, in older versions of torch, gave the student the teacher's weights without gradients."""
+def test_teacher_without_gradients_does_not_remove_the_students() -> None:
+    """In older versions of torch, autocast's cache gave the student the teacher's weights without gradients."""
     client = make_client(precision="bf16")
     before = copy.deepcopy(client.backbone)
 
@@ -241,7 +241,7 @@ class Clipped(nn.Linear, training.Bounded):
         self.weight.clamp_(-0.01, 0.01)
 
 
-def test_bounded_layers_are_put_back_after_every_step_and_never_decayed() -> None:
+def test_bounded_layers_are_clipped_after_every_step_and_not_decayed() -> None:
     client = make_client()
     client.add("backbone", nn.Sequential(nn.Flatten(), Clipped(3, 4), nn.Linear(4, 2)))
     seen: list[float] = []
@@ -258,7 +258,7 @@ def test_bounded_layers_are_put_back_after_every_step_and_never_decayed() -> Non
     assert client.backbone[1].weight.abs().max() <= 0.01
 
 
-def test_watchers_see_every_epoch() -> None:
+def test_watch_is_called_after_every_epoch() -> None:
     client, seen = make_client(), []
     client.watch = lambda *what: seen.append(what)
     means = fit(client, epochs=2)
@@ -283,7 +283,7 @@ def test_divergence_names_client_round_stage_and_term(bad: float) -> None:
     ("kind", "loss", "expected"),
     [("ann", "ce", "mean"), ("ann", "tet", "mean"), ("snn", "ce", "mean"), ("snn", "tet", "steps")],
 )
-def test_the_task_says_how_an_snn_is_supervised(kind: Kind, loss: str, expected: str) -> None:
+def test_snn_loss_of_the_task(kind: Kind, loss: str, expected: str) -> None:
     z, y = torch.tensor([[[2.0, 0.0]], [[-4.0, 0.0]]]), torch.tensor([0])
     value = training.supervise(make_client(kind, snn_loss=loss), Output(z, z), y).item()
     on_mean = math.log(1 + math.exp(1))  # mean logits -1, 0
@@ -293,7 +293,7 @@ def test_the_task_says_how_an_snn_is_supervised(kind: Kind, loss: str, expected:
 
 
 @pytest.mark.parametrize(("kind", "rate", "decay"), [("ann", 0.05, 1e-4), ("snn", 0.1, 5e-4)])
-def test_the_backbone_gets_its_kinds_settings(
+def test_backbone_uses_the_settings_of_its_kind(
     kind: Kind, rate: float, decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -305,8 +305,8 @@ def test_the_backbone_gets_its_kinds_settings(
     assert steps == {"backbone": (pytest.approx(rate / 2), decay), "other": (1.0, 2.0)}  # half-way of the cosine
 
 
-def test_two_modules_learn_in_one_step_each_at_its_own_rate() -> None:
-    """Where neither sees the other, both together are the same as each alone."""
+def test_two_modules_train_together_each_with_its_own_rate() -> None:
+    """With independent losses, joint training equals separate training."""
 
     def terms(client: Client) -> Callable[[Tensor, Tensor], training.Terms]:
         def both(x: Tensor, y: Tensor) -> training.Terms:

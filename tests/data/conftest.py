@@ -1,4 +1,4 @@
-"""Small stand-ins for published sets, in the official format."""
+"""Small versions of published data sets, in the official format."""
 
 import hashlib
 import io
@@ -22,13 +22,13 @@ def md5(content: bytes) -> str:
 
 
 def pickled(batch: dict[bytes, Any]) -> bytes:
-    # Protocol 2, as published, naming NumPy's modules as they were called then.
+    # Protocol 2 with the old names of NumPy's modules, as published.
     return pickle.dumps(batch, protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
 
 
 @pytest.fixture
 def forge(monkeypatch: pytest.MonkeyPatch) -> Forge:
-    """Makes a small CIFAR, writes it below a folder if one is given, and makes it the one the table expects."""
+    """Makes a small CIFAR, writes it to ``root`` if given, and puts its checksums into ``RELEASES``."""
 
     def make(name: str, root: Path | None = None, each: int = 20, url: str = "", **replaced: bytes) -> dict[str, bytes]:
         release = cifar.RELEASES[name]
@@ -80,7 +80,7 @@ def packed(members: dict[str, bytes]) -> bytes:
 
 @pytest.fixture
 def archive(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bytes]:
-    """The archive of a forged CIFAR-10 at `url`, its MD5 in the table; extra members go in first."""
+    """The archive of a small CIFAR-10 at `url`, with its MD5 in ``RELEASES``. Extra members come first."""
 
     def make(url: str, extra: dict[str, bytes] | None = None) -> bytes:
         contents = forge("cifar10", url=url)

@@ -1,4 +1,4 @@
-"""What the tests of the store decode, importable by the processes that decode; as a program, a build to be killed."""
+"""Decoders for the tests of ``decode_cache``, importable by worker processes. As a script, a build that tests kill."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def decode(item: str) -> np.ndarray:
 
 
 def decode_counted(item: str) -> np.ndarray:
-    """Leaves a mark for every item it decodes."""
+    """Appends every item it decodes to the file COUNT_IN."""
     with open(os.environ["COUNT_IN"], "a") as file:
         file.write(f"{item}\n")
     return decode(item)

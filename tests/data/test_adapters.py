@@ -37,7 +37,7 @@ class Pairs(TorchDataset[tuple[Any, Any]]):
 
 
 class Names:
-    """``ClassLabel`` of Hugging Face."""
+    """Like ``ClassLabel`` of Hugging Face."""
 
     names = ["ant", "bee", "cow"]  # noqa: RUF012
 
@@ -82,14 +82,14 @@ def pictures(pixels: np.ndarray = PIXELS) -> list[Image.Image]:
         *("rows of arrays", "PIL", "Hugging Face, PIL", "Hugging Face, lists", "a list of pairs"),
     ],
 )
-def test_every_form_gives_the_same_arrays(dataset: Any) -> None:
+def test_every_input_type_gives_the_same_arrays(dataset: Any) -> None:
     x, y = as_arrays(dataset)
     assert (x.dtype, y.dtype) == (torch.uint8, torch.int64)
     assert torch.equal(x, EXPECTED)
     assert y.tolist() == LABELS.tolist()
 
 
-def test_two_examples_are_not_taken_for_two_arrays() -> None:
+def test_list_of_two_examples_is_not_a_pair_of_arrays() -> None:
     x, y = as_arrays([(PIXELS[0], 0), (PIXELS[1], 1)])
     assert torch.equal(x, EXPECTED[:2])
     assert y.tolist() == [0, 1]
@@ -100,7 +100,7 @@ def test_floats_are_rounded() -> None:
     assert x[:, 0, 0, 0].tolist() == [128, 255]
 
 
-def test_grey_images_get_a_channel_and_follow_colour() -> None:
+def test_grey_images_become_rgb_if_one_is_in_colour() -> None:
     grey = pictures(PIXELS[..., 0])
     assert torch.equal(as_arrays(Pairs(grey, LABELS))[0], EXPECTED[:, :1])
     assert torch.equal(as_arrays((PIXELS[..., 0], LABELS))[0], EXPECTED[:, :1])
@@ -111,13 +111,13 @@ def test_grey_images_get_a_channel_and_follow_colour() -> None:
         assert torch.equal(x[number], EXPECTED[number, :1].expand(3, -1, -1))
 
 
-def test_channels_of_any_count_are_found_by_the_square() -> None:
+def test_channel_axis_is_found_by_the_two_equal_axes() -> None:
     x = RNG.integers(0, 256, (4, 20, 34, 34), dtype=np.uint8)
     assert torch.equal(as_arrays((x, LABELS[:4]))[0], torch.from_numpy(x))
     assert torch.equal(as_arrays((x.transpose(0, 2, 3, 1), LABELS[:4]))[0], torch.from_numpy(x))
 
 
-def test_images_of_unequal_size_need_a_size() -> None:
+def test_images_of_unequal_size_need_image_size() -> None:
     images = [own.resize((10 + n, 12)) for n, own in enumerate(pictures())]
     with pytest.raises(BadInput, match=r"^dataset: item 1: the image is 3x12x11, .* 3x12x10: give image_size=N"):
         as_arrays(Pairs(images, LABELS))
@@ -146,11 +146,11 @@ def endless() -> Iterator[int]:
         (lambda: [(PIXELS[0], 0, 1)], "item 0 is a tuple of 3: expected .image, label."),
         (lambda: [(PIXELS[0], 0), PIXELS[1]], "item 1 is a ndarray"),
         (lambda: [(PIXELS[0], 0), ("cat.png", 0)], "item 1: the image is a str: give an array"),
-        (lambda: [(PIXELS[0], 0), (PIXELS[1], "cat")], "item 1: label: 'cat' is not a whole number"),
-        (lambda: [(PIXELS[0], 1.0)], "item 0: label: 1.0 is not a whole number"),
+        (lambda: [(PIXELS[0], 0), (PIXELS[1], "cat")], "item 1: label: 'cat' is not an integer"),
+        (lambda: [(PIXELS[0], 1.0)], "item 0: label: 1.0 is not an integer"),
         (lambda: [(PIXELS[0], True)], "item 0: label: True is not"),
-        (lambda: [(PIXELS[0], torch.eye(3))], "item 0: label: .* is not a whole number"),
-        (lambda: [(PIXELS[0], -1)], "labels holds the negative label -1"),
+        (lambda: [(PIXELS[0], torch.eye(3))], "item 0: label: .* is not an integer"),
+        (lambda: [(PIXELS[0], -1)], "labels contains the negative label -1"),
         (lambda: [(PIXELS[0] / 255 - 0.5, 0)], "item 0: pixels are float64 from -0.5 to .*not normalised"),
         (lambda: [(np.full((8, 8), np.nan), 0)], "item 0: pixels are float64 from nan"),
         (lambda: [(PIXELS[0].astype(np.int64) + 9, 0)], "item 0: pixels are int64 from .* give uint8"),
@@ -162,14 +162,14 @@ def endless() -> Iterator[int]:
         (lambda: (PIXELS[None], LABELS), "x: the image has shape .* after N"),
     ],
 )
-def test_bad_sets_are_refused_in_one_line(make: Callable[[], Any], message: str) -> None:
+def test_invalid_data_sets_are_rejected_in_one_line(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
         as_arrays(make(), where="mine")
     assert str(caught.value).startswith("mine: ")
     assert "\n" not in str(caught.value)
 
 
-# What a user's function may return
+# Return values of a user's function
 
 
 ARRAYS = {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:6], "y_test": LABELS[:6]}
@@ -193,7 +193,7 @@ ARRAYS = {"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS[:6], "y_test": 
     ],
     ids=["Dataset", "arrays", "torch", "halves", "Hugging Face"],
 )
-def test_every_form_becomes_a_dataset(found: Any) -> None:
+def test_every_return_type_becomes_a_dataset(found: Any) -> None:
     data = as_dataset("mine", found, "none")
     assert (data.name, data.augment, len(data.classes)) == ("mine", "none", 3)
     assert torch.equal(torch.as_tensor(data.x_train), EXPECTED)
@@ -201,13 +201,13 @@ def test_every_form_becomes_a_dataset(found: Any) -> None:
     assert as_dataset("mine", found, "none", 8, 8).image_size == 8
 
 
-def test_class_names_come_with_the_set() -> None:
+def test_class_names_are_read_from_the_data_set() -> None:
     halves = [Rows(image=PIXELS, label=LABELS), Rows(image=PIXELS[:6], label=LABELS[:6])]
     assert as_dataset("mine", halves, "none").classes == ("ant", "bee", "cow")
     assert as_dataset("mine", ARRAYS, "none").classes == ("0", "1", "2")
 
 
-def test_clients_come_from_arrays_or_from_a_column() -> None:
+def test_clients_are_read_from_arrays_or_a_column() -> None:
     ids = np.arange(12) % 2
     for found in (
         ARRAYS | {"client_train": ids, "client_test": torch.from_numpy(ids[:6])},
@@ -216,13 +216,13 @@ def test_clients_come_from_arrays_or_from_a_column() -> None:
         data = as_dataset("mine", found, "none")
         assert data.assigned is not None
         assert [part.tolist() for part in data.assigned if part is not None] == [ids.tolist(), ids[:6].tolist()]
-    with pytest.raises(BadInput, match=r"mine: client_train is int64 of shape \(5,\): store the number"):
+    with pytest.raises(BadInput, match=r"mine: client_train is int64 of shape \(5,\): store one integer client id"):
         as_dataset("mine", ARRAYS | {"client_train": ids[:5]}, "none")
     with pytest.raises(BadInput, match="mine: client_test without client_train"):
         as_dataset("mine", ARRAYS | {"client_test": ids[:6]}, "none")
 
 
-def test_recordings_of_events_become_frames() -> None:
+def test_event_recordings_become_frames() -> None:
     events = {key: np.tile(np.array([0, 9, 3, 5]), 12) % (2 if key == "p" else 10) for key in "xypt"}
     halves = {"labels": LABELS, "split": np.array(["train"] * 6 + ["test"] * 6), "offsets": np.arange(0, 49, 4)}
     data = as_dataset("mine", events | halves, "none", framing=Framing(2))
@@ -243,18 +243,18 @@ GOOD = as_dataset("good", ARRAYS, "none")
         (ARRAYS | {"classes": ["a", "b"]}, "label 2 is out of range for the 2 names"),
         (replace(GOOD, x_train=EXPECTED.float()), "x_train is torch.float32 of shape .* give uint8"),
         (replace(GOOD, y_train=GOOD.y_train + 1), "label 3 is out of range for the 3 names"),
-        (replace(GOOD, y_test=GOOD.y_test[1:]), "x_test has 6 images but y_test 5 labels"),
+        (replace(GOOD, y_test=GOOD.y_test[1:]), "x_test has 6 images but y_test has 5 labels"),
         (replace(GOOD, mean=(0.5,)), "mean has 1 values for 3 channels"),
     ],
 )
-def test_what_a_function_returns_is_checked(found: Any, message: str) -> None:
+def test_return_value_is_checked(found: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
         as_dataset("mine", found, "none")
     assert str(caught.value).startswith("mine: ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_real_hugging_face_dataset_is_read() -> None:
+def test_real_hugging_face_dataset() -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee", "cow"])})
     rows = {"image": pictures(), "label": LABELS.tolist()}

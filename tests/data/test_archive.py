@@ -1,4 +1,4 @@
-"""Fetching from a real server on the loopback interface."""
+"""Downloads from a real HTTP server on the loopback interface."""
 
 import gzip
 import hashlib
@@ -20,12 +20,12 @@ ARCHIVE = "cifar-10-python.tar.gz"
 
 @dataclass
 class Host:
-    """What the server holds, how it behaves, and the Range headers it was asked with."""
+    """The server's file, its behaviour, and the Range headers it received."""
 
     url: str = ""
     content: bytes = b""
     ranges: bool = True
-    cut: int | None = None  # bytes after which it hangs up
+    cut: int | None = None  # bytes after which it closes the connection
     error: int | None = None
     asked: list[str | None] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     thread.join(10)
 
 
-def refuse(root: Path, *words: str) -> None:
+def check_rejected(root: Path, *words: str) -> None:
     with pytest.raises(BadInput) as caught:
         fetch("cifar10", root)
     assert "\n" not in str(caught.value)
@@ -84,13 +84,15 @@ def test_fetch_downloads_verifies_and_unpacks(tmp_path: Path, host: Host, archiv
     assert len(load("cifar10", root).y_train) == 100
     assert not list(root.rglob("*.part"))
     fetch("cifar10", root)
-    assert len(host.asked) == 1, "nothing is asked for twice"
+    assert len(host.asked) == 1, "nothing is downloaded twice"
 
 
-def test_a_part_is_resumed(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_interrupted_download_is_resumed(tmp_path: Path, host: Host, archive: Pack) -> None:
     host.content = archive(host.url)
     host.cut = 1000
-    refuse(tmp_path, host.url, f"1000 of {len(host.content)} bytes", "run again to resume", str(tmp_path / ARCHIVE))
+    check_rejected(
+        tmp_path, host.url, f"1000 of {len(host.content)} bytes", "run again to resume", str(tmp_path / ARCHIVE)
+    )
     assert (tmp_path / f"{ARCHIVE}.part").read_bytes() == host.content[:1000]
     host.cut = None
     seen: list[int] = []
@@ -100,7 +102,7 @@ def test_a_part_is_resumed(tmp_path: Path, host: Host, archive: Pack) -> None:
     check("cifar10", tmp_path)
 
 
-def test_a_server_that_ignores_ranges_starts_over(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_server_without_ranges_restarts_the_download(tmp_path: Path, host: Host, archive: Pack) -> None:
     host.content = archive(host.url)
     host.ranges = False
     (tmp_path / f"{ARCHIVE}.part").write_bytes(b"z" * 1000)
@@ -109,7 +111,7 @@ def test_a_server_that_ignores_ranges_starts_over(tmp_path: Path, host: Host, ar
     assert (tmp_path / ARCHIVE).read_bytes() == host.content
 
 
-def test_a_complete_part_is_used(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_complete_part_is_used(tmp_path: Path, host: Host, archive: Pack) -> None:
     host.content = archive(host.url)
     (tmp_path / f"{ARCHIVE}.part").write_bytes(host.content)
     fetch("cifar10", tmp_path)
@@ -117,7 +119,7 @@ def test_a_complete_part_is_used(tmp_path: Path, host: Host, archive: Pack) -> N
     check("cifar10", tmp_path)
 
 
-def test_a_part_longer_than_the_archive_is_dropped(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_part_longer_than_the_archive_is_deleted(tmp_path: Path, host: Host, archive: Pack) -> None:
     host.content = archive(host.url)
     (tmp_path / f"{ARCHIVE}.part").write_bytes(host.content + b"more")
     fetch("cifar10", tmp_path)
@@ -125,25 +127,25 @@ def test_a_part_longer_than_the_archive_is_dropped(tmp_path: Path, host: Host, a
     check("cifar10", tmp_path)
 
 
-def test_a_wrong_download_is_moved_aside(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_download_with_wrong_md5_is_renamed(tmp_path: Path, host: Host, archive: Pack) -> None:
     good = archive(host.url)
     host.content = good[:-1] + b"X"
-    refuse(tmp_path, ARCHIVE, "damaged", cifar.RELEASES["cifar10"].md5, f"{ARCHIVE}.bad", "run again")
+    check_rejected(tmp_path, ARCHIVE, "damaged", cifar.RELEASES["cifar10"].md5, f"{ARCHIVE}.bad", "run again")
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [f"{ARCHIVE}.bad"]
     host.content = good
     fetch("cifar10", tmp_path)
     assert host.asked == [None, None]
 
 
-def test_a_wrong_archive_put_there_by_hand_is_moved_aside(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_existing_archive_with_wrong_md5_is_renamed(tmp_path: Path, host: Host, archive: Pack) -> None:
     archive(host.url)
     (tmp_path / ARCHIVE).write_bytes(b"a login page")
-    refuse(tmp_path, str(tmp_path / ARCHIVE), "damaged", f"{ARCHIVE}.bad", host.url)
+    check_rejected(tmp_path, str(tmp_path / ARCHIVE), "damaged", f"{ARCHIVE}.bad", host.url)
     assert (tmp_path / f"{ARCHIVE}.bad").read_bytes() == b"a login page"
     assert host.asked == []
 
 
-def test_an_archive_put_there_by_hand_needs_no_network(tmp_path: Path, archive: Pack) -> None:
+def test_existing_archive_needs_no_network(tmp_path: Path, archive: Pack) -> None:
     (tmp_path / ARCHIVE).write_bytes(archive(f"http://127.0.0.1:1/{ARCHIVE}"))
     fetch("cifar10", tmp_path)
     check("cifar10", tmp_path)
@@ -153,34 +155,38 @@ def test_an_archive_put_there_by_hand_needs_no_network(tmp_path: Path, archive: 
     broken.write_bytes(b"short")
     fetch("cifar10", tmp_path)
     check("cifar10", tmp_path)
-    assert kept.stat().st_mtime_ns == before, "good files are left alone"
+    assert kept.stat().st_mtime_ns == before, "valid files are not written again"
 
 
-def test_without_network_the_way_round_is_told(tmp_path: Path, archive: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_error_explains_the_manual_download(
+    tmp_path: Path, archive: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("no_proxy", "*")
     url = f"http://127.0.0.1:1/{ARCHIVE}"
     archive(url)
     (tmp_path / f"{ARCHIVE}.part").write_bytes(b"kept")
-    refuse(tmp_path, url, "refused", "without internet download it elsewhere", str(tmp_path / ARCHIVE), "run again")
+    check_rejected(
+        tmp_path, url, "refused", "without internet access, download it", str(tmp_path / ARCHIVE), "run again"
+    )
     assert (tmp_path / f"{ARCHIVE}.part").read_bytes() == b"kept"
 
 
-def test_an_http_error_is_told(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_http_errors_are_reported(tmp_path: Path, host: Host, archive: Pack) -> None:
     archive(host.url)
-    for host.error in (404, 416, 503):  # 416 twice over: to the part, then to no part at all
+    for host.error in (404, 416, 503):  # 416 is sent twice: with the part, then without it
         (tmp_path / f"{ARCHIVE}.part").write_bytes(b"begun")
-        refuse(tmp_path, host.url, str(tmp_path / ARCHIVE), "could not be downloaded")
+        check_rejected(tmp_path, host.url, str(tmp_path / ARCHIVE), "could not be downloaded")
 
 
-def test_a_resumed_part_of_something_else_is_moved_aside(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_resumed_part_of_another_file_is_renamed(tmp_path: Path, host: Host, archive: Pack) -> None:
     host.content = archive(host.url)
     (tmp_path / f"{ARCHIVE}.part").write_bytes(b"z" * 1000)
-    refuse(tmp_path, "damaged", f"{ARCHIVE}.bad")
+    check_rejected(tmp_path, "damaged", f"{ARCHIVE}.bad")
     fetch("cifar10", tmp_path)
     check("cifar10", tmp_path)
 
 
-def test_paths_in_the_archive_are_never_used(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_paths_in_the_archive_are_not_used(tmp_path: Path, host: Host, archive: Pack) -> None:
     evil = {"../evil": b"1", "/evil": b"2", "../../data_batch_1": b"3", "cifar-10-batches-py/readme.html": b"4"}
     host.content = archive(host.url, extra=evil)
     root = tmp_path / "a" / "b"
@@ -195,27 +201,27 @@ def test_paths_in_the_archive_are_never_used(tmp_path: Path, host: Host, archive
     [
         (b"not a tar at all", "cannot be unpacked"),
         (b"", "cannot be unpacked"),
-        (gzip.compress(bytes(10240), mtime=0), "holds no good data_batch_1, "),
+        (gzip.compress(bytes(10240), mtime=0), "contains no valid data_batch_1, "),
     ],
     ids=["text", "nothing", "empty"],
 )
-def test_an_archive_without_the_files_is_told(
+def test_archive_without_the_files_is_rejected(
     tmp_path: Path, forge: Callable[..., object], monkeypatch: pytest.MonkeyPatch, content: bytes, problem: str
 ) -> None:
     forge("cifar10")
     release = replace(cifar.RELEASES["cifar10"], md5=hashlib.md5(content).hexdigest())
     monkeypatch.setitem(cifar.RELEASES, "cifar10", release)
     (tmp_path / ARCHIVE).write_bytes(content)
-    refuse(tmp_path, str(tmp_path / ARCHIVE), problem)
+    check_rejected(tmp_path, str(tmp_path / ARCHIVE), problem)
 
 
-def test_disk_errors_are_named(tmp_path: Path, host: Host, archive: Pack) -> None:
+def test_disk_errors_name_the_path(tmp_path: Path, host: Host, archive: Pack) -> None:
     host.content = archive(host.url)
     blocked = tmp_path / "file"
     blocked.write_text("")
-    refuse(blocked, str(blocked), "Not a directory", "--data-root")
+    check_rejected(blocked, str(blocked), "Not a directory", "data_root")
     (tmp_path / f"{ARCHIVE}.part").mkdir()
-    refuse(tmp_path, str(tmp_path / f"{ARCHIVE}.part"), "Is a directory")
+    check_rejected(tmp_path, str(tmp_path / f"{ARCHIVE}.part"), "Is a directory")
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar", "npz:x"])

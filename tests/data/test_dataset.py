@@ -18,7 +18,7 @@ def make_set(train: torch.Tensor, test: torch.Tensor, image_size: int = 0) -> Da
     return assemble("toy", (train, labels[0]), (test, labels[1]), ("a", "b"), "crop", image_size)
 
 
-def test_measure_is_the_mean_and_deviation_of_pixels() -> None:
+def test_measure_is_mean_and_std_of_pixels() -> None:
     x = random_images(50)
     mean, std = measure(x)
     pixels = x.numpy().astype(np.float64) / 255
@@ -26,7 +26,7 @@ def test_measure_is_the_mean_and_deviation_of_pixels() -> None:
     np.testing.assert_allclose(std, pixels.std((0, 2, 3)), rtol=1e-12)
 
 
-def test_a_constant_channel_has_the_floor_as_deviation() -> None:
+def test_constant_channel_has_std_floor() -> None:
     assert measure(torch.full((3, 1, 8, 8), 51, dtype=torch.uint8)) == ((pytest.approx(0.2),), (1e-3,))
 
 
@@ -34,7 +34,7 @@ def test_resize_averages_and_keeps_constants() -> None:
     assert (resize(torch.full((2, 3, 32, 32), 255, dtype=torch.uint8), 12) == 255).all()
     assert (resize(torch.full((2, 3, 8, 8), 7, dtype=torch.uint8), 30) == 7).all()
     stripes = torch.zeros((1, 1, 32, 32), dtype=torch.uint8)
-    stripes[..., 1::4] = stripes[..., 2::4] = 200  # where a plain bilinear sampling to 8 pixels would look
+    stripes[..., 1::4] = stripes[..., 2::4] = 200  # the pixels that bilinear sampling without antialiasing would read
     inner = resize(stripes, 8)[..., 1:-1]
     assert ((inner.int() - 100).abs() <= 30).all(), "not antialiased: fine stripes must become grey"
 
@@ -59,7 +59,7 @@ def test_image_sizes_in_range_pass(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 1, 7, 257, 1024])
-def test_image_sizes_out_of_range_are_named(size: int) -> None:
+def test_image_sizes_out_of_range_are_rejected(size: int) -> None:
     with pytest.raises(BadInput, match=f"image_size={size}: .*8 to 256"):
         check_image_size(size)
 
@@ -70,14 +70,14 @@ def test_shape_properties() -> None:
     assert data.x_train.is_contiguous()
 
 
-def test_halves_must_agree() -> None:
+def test_train_and_test_shapes_must_agree() -> None:
     with pytest.raises(BadInput, match="toy: training images have 3 channels, test images 1"):
         make_set(random_images(4), random_images(4, channels=1))
     with pytest.raises(BadInput, match=r"8 pixels wide, test images 16: give image_size"):
         make_set(random_images(4), random_images(4, height=16, width=16))
 
 
-def test_fingerprint_sees_every_array_and_the_shapes() -> None:
+def test_fingerprint_covers_every_array_and_the_shapes() -> None:
     data = make_set(random_images(4), random_images(4, seed=1))
     prints = {data.fingerprint()}
     for field in ("x_train", "y_train", "x_test", "y_test"):

@@ -15,7 +15,7 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data import process_pool
 from asfedbridge.data.decode_cache import CHUNK, DONE, INDEX, ROWS, decoded, stamp
 
-SOME = [str(n) for n in range(3 * CHUNK + 5)]
+ITEMS = [str(n) for n in range(3 * CHUNK + 5)]
 
 
 def store_in(folder: Path) -> Path:
@@ -40,48 +40,48 @@ def wait_for_chunks(folder: Path, least: int) -> None:
         if sum(len(log.read_bytes().splitlines()) for log in folder.glob(f"*/{DONE}")) >= least:
             return
         time.sleep(0.01)
-    raise AssertionError("the build did not begin")
+    raise AssertionError("the build did not start")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rows_are_what_decode_gives_and_come_from_the_disk_after_that(
+def test_items_are_decoded_once_and_then_read_from_disk(
     tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks = tmp_path / "marks"
     monkeypatch.setenv("COUNT_IN", str(marks))
     for _ in range(2):
-        found = decoded(tmp_path / "set", SOME, decode_counted, SHAPE, np.uint8, {"T": 4}, workers=workers)
+        found = decoded(tmp_path / "set", ITEMS, decode_counted, SHAPE, np.uint8, {"T": 4}, workers=workers)
         assert isinstance(found.rows, np.memmap)
-        assert np.array_equal(found.rows, content(SOME))
+        assert np.array_equal(found.rows, content(ITEMS))
         assert found.damaged == {}
-        assert found.kept.tolist() == list(range(len(SOME)))
-    assert sorted(marks.read_text().split(), key=int) == SOME
+        assert found.kept.tolist() == list(range(len(ITEMS)))
+    assert sorted(marks.read_text().split(), key=int) == ITEMS
     assert {p.name for p in store_in(tmp_path / "set").iterdir()} == {ROWS, INDEX, "lock"}
 
 
-def test_another_source_or_parameter_is_another_store(tmp_path: Path) -> None:
-    for made_from, items in (({"T": 4}, SOME), ({"T": 5}, SOME), ({"T": 4}, SOME[1:])):
+def test_other_items_or_parameters_use_another_cache(tmp_path: Path) -> None:
+    for made_from, items in (({"T": 4}, ITEMS), ({"T": 5}, ITEMS), ({"T": 4}, ITEMS[1:])):
         decoded(tmp_path, items, decode, SHAPE, np.uint8, made_from, workers=1)
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_what_is_written_to_the_rows_stays_in_memory(tmp_path: Path) -> None:
-    first = decoded(tmp_path, SOME, decode, SHAPE, np.uint8, {}, workers=1).rows
+def test_writing_to_the_rows_does_not_change_the_file(tmp_path: Path) -> None:
+    first = decoded(tmp_path, ITEMS, decode, SHAPE, np.uint8, {}, workers=1).rows
     first[:] = 9
-    assert np.array_equal(decoded(tmp_path, SOME, decode, SHAPE, np.uint8, {}).rows, content(SOME))
+    assert np.array_equal(decoded(tmp_path, ITEMS, decode, SHAPE, np.uint8, {}).rows, content(ITEMS))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path, workers: int) -> None:
+def test_killed_build_resumes(tmp_path: Path, workers: int) -> None:
     marks, folder, count = tmp_path / "marks", tmp_path / "set", 8 * CHUNK
     build = start_build(folder, count, workers, marks)
     wait_for_chunks(folder, 3)
     build.send_signal(signal.SIGKILL)
-    build.communicate()  # and those who were at a chunk have ended with it
+    build.communicate()  # returns when the workers have exited too
     store = store_in(folder)
     assert not (store / INDEX).exists()
     log = (store / DONE).read_bytes()
-    (store / DONE).write_bytes(log + b'{"first": 99')  # a line that was cut off
+    (store / DONE).write_bytes(log + b'{"first": 99')  # an incomplete line
     before = len(marks.read_text().split())
     again = start_build(folder, count, workers, marks)
     assert again.wait(300) == 0
@@ -90,13 +90,13 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path, workers: int) -
     assert not (store / DONE).exists()
 
 
-def test_no_process_is_left_when_a_builder_is_killed(tmp_path: Path) -> None:
+def test_workers_exit_when_the_builder_is_killed(tmp_path: Path) -> None:
     build = start_build(tmp_path / "set", 20 * CHUNK, 2, tmp_path / "marks")
     wait_for_chunks(tmp_path / "set", 1)
     children = Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text().split()
     assert len(children) >= 2
     build.send_signal(signal.SIGKILL)
-    build.wait()  # for itself only: its processes hold the other end of its stderr
+    build.wait()  # not communicate(): the workers keep its stderr open
     assert build.stderr is not None
     build.stderr.close()
     end = time.monotonic() + 300
@@ -105,18 +105,18 @@ def test_no_process_is_left_when_a_builder_is_killed(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
-def test_interrupted_by_the_keyboard_it_ends_at_once_and_goes_on(tmp_path: Path) -> None:
+def test_build_resumes_after_ctrl_c(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     build = start_build(tmp_path / "set", 8 * CHUNK, 2, marks)
     wait_for_chunks(tmp_path / "set", 2)
-    os.killpg(build.pid, signal.SIGINT)  # as a terminal does: to all processes in the foreground
+    os.killpg(build.pid, signal.SIGINT)  # like a terminal, to all foreground processes
     _, noise = build.communicate(timeout=300)
     assert build.returncode != 0
-    assert noise.count(b"KeyboardInterrupt") == 1  # the builder's own, none of its processes'
+    assert noise.count(b"KeyboardInterrupt") == 1  # from the builder, none from its workers
     assert start_build(tmp_path / "set", 8 * CHUNK, 1, marks).wait(300) == 0
 
 
-def test_of_two_builders_at_once_one_waits(tmp_path: Path) -> None:
+def test_second_builder_waits_for_the_first(tmp_path: Path) -> None:
     marks, count = tmp_path / "marks", 4 * CHUNK
     builds = [start_build(tmp_path / "set", count, 1, marks) for _ in range(2)]
     noises = [build.communicate(timeout=300)[1] for build in builds]
@@ -126,10 +126,10 @@ def test_of_two_builders_at_once_one_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_damaged_item_stops_the_build_unless_it_may_be_skipped(tmp_path: Path, workers: int) -> None:
+def test_damaged_item_stops_the_build_unless_skipped(tmp_path: Path, workers: int) -> None:
     items = [str(n) for n in range(700, 700 + 2 * CHUNK)]
     where = {"folder": tmp_path, "items": items, "decode": decode, "shape": SHAPE, "dtype": np.uint8, "made_from": {}}
-    for _ in range(2):  # also when it goes on
+    for _ in range(2):  # the second build resumes
         with pytest.raises(BadInput, match=r"^recording 777 is cut short.*set skip_damaged=true$"):
             decoded(**where, workers=workers)
     found = decoded(**where, skip_damaged=True, workers=workers)
@@ -138,11 +138,11 @@ def test_a_damaged_item_stops_the_build_unless_it_may_be_skipped(tmp_path: Path,
     assert len(found.kept) == len(items) - 1
     assert np.array_equal(found.rows[found.kept], content(items[:77] + items[78:]))
     assert not found.rows[77].any()
-    with pytest.raises(BadInput, match="recording 777"):  # from the finished store too
+    with pytest.raises(BadInput, match="recording 777"):  # also from the finished cache
         decoded(**where)
 
 
-def test_a_note_that_was_cut_off_is_not_continued(tmp_path: Path) -> None:
+def test_incomplete_log_line_is_not_continued(tmp_path: Path) -> None:
     items = [str(n) for n in range(3 * CHUNK)]
     items[-1] = "777"  # damaged: a build stops after two chunks
     for cut in (5, 5):
@@ -156,28 +156,28 @@ def test_a_note_that_was_cut_off_is_not_continued(tmp_path: Path) -> None:
     assert np.array_equal(found.rows[:-1], content(items[:-1]))
 
 
-def test_a_faulty_decoder_and_a_lost_process_are_no_damaged_data(tmp_path: Path) -> None:
+def test_decoder_bug_and_dead_worker_are_not_damaged_data(tmp_path: Path) -> None:
     for workers in (1, 2):
         with pytest.raises(ValueError, match=r"decoded to uint8 \(3, 3\)"):
-            decoded(tmp_path, SOME, decode_wrongly, SHAPE, np.uint8, {}, True, workers)
-    with pytest.raises(process_pool.WorkerLost, match="a process that decodes data is gone"):
+            decoded(tmp_path, ITEMS, decode_wrongly, SHAPE, np.uint8, {}, True, workers)
+    with pytest.raises(process_pool.WorkerLost, match="a process that decodes data died"):
         list(process_pool.spread_over_processes(os._exit, [(3,), (3,)], 2))
 
 
-def test_a_cut_off_file_of_rows_is_made_again(tmp_path: Path) -> None:
-    decoded(tmp_path, SOME, decode, SHAPE, np.uint8, {}, workers=1)
+def test_truncated_rows_are_rebuilt(tmp_path: Path) -> None:
+    decoded(tmp_path, ITEMS, decode, SHAPE, np.uint8, {}, workers=1)
     rows = store_in(tmp_path) / ROWS
     rows.write_bytes(rows.read_bytes()[:-1])
-    assert np.array_equal(decoded(tmp_path, SOME, decode, SHAPE, np.uint8, {}, workers=1).rows, content(SOME))
+    assert np.array_equal(decoded(tmp_path, ITEMS, decode, SHAPE, np.uint8, {}, workers=1).rows, content(ITEMS))
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(BadInput, match=r"file.*cannot be written.*--data-root"):
-        decoded(tmp_path / "file", SOME, decode, SHAPE, np.uint8, {})
+    with pytest.raises(BadInput, match=r"file.*cannot be written.*data_root"):
+        decoded(tmp_path / "file", ITEMS, decode, SHAPE, np.uint8, {})
 
 
-def test_a_stamp_sees_names_sizes_and_times(tmp_path: Path) -> None:
+def test_stamp_covers_names_sizes_and_times(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"12")
     os.utime(file, ns=(5, 5))
@@ -191,19 +191,19 @@ def test_a_stamp_sees_names_sizes_and_times(tmp_path: Path) -> None:
 
 
 def build(folder: Path) -> np.ndarray:
-    return decoded(folder, SOME, decode, SHAPE, np.uint8, {"T": 4}, workers=1).rows
+    return decoded(folder, ITEMS, decode, SHAPE, np.uint8, {"T": 4}, workers=1).rows
 
 
-def test_rows_of_another_kind_are_made_again(tmp_path: Path) -> None:
+def test_rows_of_another_dtype_are_rebuilt(tmp_path: Path) -> None:
     build(tmp_path)
     rows = store_in(tmp_path) / ROWS
     rows.write_bytes(rows.read_bytes().replace(b"|u1", b"|i1"))
-    assert np.array_equal(build(tmp_path), content(SOME))
+    assert np.array_equal(build(tmp_path), content(ITEMS))
     assert build(tmp_path).dtype == np.uint8
 
 
 @pytest.mark.parametrize("damaged", ["5", '{"x": "y"}', '{"0": "a\\nb"}', '{"0": 5}', '{"99999": "x"}'])
-def test_an_index_that_says_something_else_is_damaged(tmp_path: Path, damaged: str) -> None:
+def test_invalid_index_is_rejected(tmp_path: Path, damaged: str) -> None:
     build(tmp_path)
     for text in (f'{{"damaged": {damaged}}}', damaged):
         (store_in(tmp_path) / INDEX).write_text(text)
@@ -212,8 +212,8 @@ def test_an_index_that_says_something_else_is_damaged(tmp_path: Path, damaged: s
 
 
 @pytest.mark.parametrize("line", ["5", "{", "{}", '{"first": "0", "damaged": {}}', '{"first": 1, "damaged": {}}'])
-def test_a_note_that_says_something_else_is_passed_over(tmp_path: Path, line: str) -> None:
+def test_invalid_log_line_is_ignored(tmp_path: Path, line: str) -> None:
     build(tmp_path)
     (store_in(tmp_path) / INDEX).unlink()
     (store_in(tmp_path) / DONE).write_text(line + "\n")
-    assert np.array_equal(build(tmp_path), content(SOME))
+    assert np.array_equal(build(tmp_path), content(ITEMS))

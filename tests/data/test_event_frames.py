@@ -14,7 +14,7 @@ def recording(count: int, seed: int = 0, side: int = 34) -> Events:
 
 
 def counted(events: Events, side: int, size: int, T: int, by: By) -> np.ndarray:
-    """As one would say it: event after event, pixel after pixel."""
+    """A plain loop over the events."""
     out = np.zeros((T * 2, size, size), np.int64)
     n, first, last = len(events), int(min(events.t)), int(max(events.t))
     for k in range(n):
@@ -32,7 +32,7 @@ def counted(events: Events, side: int, size: int, T: int, by: By) -> np.ndarray:
     ("count", "side", "size", "T"),
     [(1000, 34, 34, 10), (997, 34, 17, 10), (500, 128, 48, 4), (3, 34, 34, 5), (1, 8, 8, 3), (7, 8, 8, 1)],
 )
-def test_frames_are_what_a_plain_loop_counts(count: int, side: int, size: int, T: int, by: By) -> None:
+def test_frames_match_a_plain_loop(count: int, side: int, size: int, T: int, by: By) -> None:
     events = recording(count, side=side)
     found = frames_of(events, side, size, Framing(T, by))
     assert found.dtype == np.uint8
@@ -41,11 +41,11 @@ def test_frames_are_what_a_plain_loop_counts(count: int, side: int, size: int, T
 
 
 @pytest.mark.parametrize("by", ["count", "time"])
-def test_many_recordings_at_once_are_as_one_by_one(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asfedbridge.data.event_frames.COUNTS_AT_ONCE", 3 * 4 * 8 * 8)  # three at a time
+def test_frames_of_all_matches_frames_of(by: By, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asfedbridge.data.event_frames.BATCH_COUNTS", 3 * 4 * 8 * 8)  # three at a time
     sizes = [5, 300, 0, 2, 77, 40, 1, 9]
     parts = [recording(n, seed, side=16) for seed, n in enumerate(sizes)]
-    small = (np.uint8, np.uint8, np.uint8, np.uint32)  # as archives have them: sums must not overflow
+    small = (np.uint8, np.uint8, np.uint8, np.uint32)  # the types of archives; sums must not overflow
     flat = Events(
         *(np.concatenate([getattr(p, a) for p in parts]).astype(kind) for a, kind in zip("xypt", small, strict=True))
     )
@@ -56,20 +56,20 @@ def test_many_recordings_at_once_are_as_one_by_one(by: By, monkeypatch: pytest.M
         assert np.array_equal(found[k], expected)
 
 
-def test_a_busy_pixel_stops_at_255() -> None:
+def test_counts_are_clipped_at_255() -> None:
     same = np.zeros(600, np.int64)
     found = frames_of(Events(same, same, same, same), 8, 8, Framing(2))
     assert found[0, 0, 0] == found[2, 0, 0] == 255
     assert found.sum() == 2 * 255
 
 
-def test_by_time_times_that_go_back_fall_where_they_belong() -> None:
+def test_unsorted_timestamps_by_time() -> None:
     zero = np.zeros(4, np.int64)
     found = frames_of(Events(zero, zero, zero, np.array([10, 19, 12, 17])), 8, 8, Framing(2, "time"))
     assert found[0::2, 0, 0].tolist() == [2, 2]
 
 
-def test_no_event_stays_zero_and_the_mean_square_is_one() -> None:
+def test_scale_keeps_zero_and_gives_mean_square_one() -> None:
     x = torch.from_numpy(np.stack([frames_of(recording(900, s), 34, 34, Framing(3)) for s in range(4)]))
     mean, std = scale(x)
     assert mean == (0.0,) * 6
@@ -80,7 +80,7 @@ def test_no_event_stays_zero_and_the_mean_square_is_one() -> None:
     assert scale(torch.zeros(2, 4, 8, 8, dtype=torch.uint8))[1][0] > 0
 
 
-def test_frames_are_never_made_larger() -> None:
+def test_frames_larger_than_the_sensor() -> None:
     assert check_size("set", 34, 34) == 34
     with pytest.raises(BadInput, match=r"image_size=35: set has a sensor of 34x34"):
         check_size("set", 35, 34)

@@ -7,7 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from asfedbridge.cli import main
 from asfedbridge.core.errors import BadInput
+from asfedbridge.data.image_folder import read_pixels, write_images
 from asfedbridge.data.sources.registry import load
 
 Size = tuple[int, int]
@@ -31,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def refuse(root: Path, named: Path, *words: str) -> None:
+def check_rejected(root: Path, named: Path, *words: str) -> None:
     with pytest.raises(BadInput) as caught:
         load(f"folder:{root}", root)
     message = str(caught.value)
@@ -41,7 +43,7 @@ def refuse(root: Path, named: Path, *words: str) -> None:
         assert word in message
 
 
-def test_images_come_back_sorted_by_class(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_sorted_by_class(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pixels = save(root / "train" / "zebra" / "9.BMP", seed=77)
     (root / "train" / "ant" / ".hidden.png").write_text("no image")
     (root / "train" / "ant" / "notes.txt").write_text("no image")
@@ -61,7 +63,7 @@ def test_classes_are_sorted(tmp_path: Path) -> None:
     assert load(f"folder:{tmp_path}", tmp_path).classes == tuple("abcdefgh")
 
 
-def test_grey_only_if_every_image_is(root: Path) -> None:
+def test_grey_only_if_all_images_are_grey(root: Path) -> None:
     for file in list(root.rglob("*.png")):
         save(file, seed=1, mode="L")
     assert load(f"folder:{root}", root).channels == 1
@@ -69,68 +71,101 @@ def test_grey_only_if_every_image_is(root: Path) -> None:
     assert load(f"folder:{root}", root).channels == 3
 
 
-def test_unequal_sizes_need_an_image_size(root: Path) -> None:
+def test_unequal_sizes_need_image_size(root: Path) -> None:
     odd = root / "train" / "zebra" / "1.png"
     save(odd, seed=1, size=(12, 12))
-    refuse(root, odd, "12 pixels", "10", "image_size=N")
+    check_rejected(root, odd, "12 pixels", "10", "image_size=N")
     save(odd, seed=1, size=(300, 200))
-    refuse(root, odd, "200x300", "not square", "image_size=N")
+    check_rejected(root, odd, "200x300", "not square", "image_size=N")
     assert load(f"folder:{root}", root, image_size=16).x_train.shape == (6, 3, 16, 16)
 
 
 def test_size_limits(root: Path) -> None:
     for file in list(root.rglob("*.png")):
         save(file, seed=1, size=(257, 257))
-    refuse(root, root / "train" / "ant" / "0.png", "257x257", "8 to 256")
+    check_rejected(root, root / "train" / "ant" / "0.png", "257x257", "8 to 256")
 
 
 def test_damaged_images_are_named(root: Path) -> None:
     bad = root / "test" / "zebra" / "0.png"
     whole = bad.read_bytes()
-    bad.write_bytes(whole[:80])  # the header is whole, the pixels are not
-    refuse(root, bad, "damaged")
+    bad.write_bytes(whole[:80])  # the header is complete, the pixels are not
+    check_rejected(root, bad, "damaged")
     bad.write_bytes(b"plain text")
-    refuse(root, bad, "not a readable image")
+    check_rejected(root, bad, "not a readable image")
 
 
-def test_only_formats_that_the_names_promise_are_decoded(root: Path) -> None:
-    """Pillow would hand PostScript to another program."""
+def test_only_formats_of_known_suffixes_are_decoded(root: Path) -> None:
+    """By default, Pillow passes PostScript to an external program."""
     odd = root / "train" / "ant" / "0.png"
     Image.fromarray(np.zeros((10, 10), np.uint8)).save(odd, "EPS")
-    refuse(root, odd, "not a readable image")
+    check_rejected(root, odd, "not a readable image")
 
 
 @pytest.mark.parametrize("kind", [TypeError, IndexError, struct.error, KeyError, MemoryError, AttributeError])
-def test_whatever_a_decoder_raises_is_damage(root: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+def test_any_decoder_error_means_damaged(root: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     def fails(*args: object) -> None:
         raise kind("x")
 
     with monkeypatch.context() as patch:
         patch.setattr(Image.Image, "convert", fails)
-        refuse(root, root / "train" / "ant" / "0.png", "damaged")
+        check_rejected(root, root / "train" / "ant" / "0.png", "damaged")
 
 
-def test_sixteen_bit_images_are_refused(root: Path) -> None:
+def test_sixteen_bit_images_are_rejected(root: Path) -> None:
     deep = root / "train" / "ant" / "0.png"
     Image.fromarray(np.full((10, 10), 40000, np.uint16)).save(deep)
-    refuse(root, deep, "deeper than 8 bits")
+    check_rejected(root, deep, "deeper than 8 bits")
 
 
-def test_classes_must_be_the_same(root: Path) -> None:
+def test_train_and_test_must_have_the_same_classes(root: Path) -> None:
     save(root / "train" / "cat" / "0.png", seed=1)
-    refuse(root, root / "test", "'cat'")
+    check_rejected(root, root / "test", "'cat'")
     save(root / "test" / "cat" / "0.png", seed=1)
     save(root / "test" / "dog" / "0.png", seed=1)
-    refuse(root, root / "train", "'dog'")
+    check_rejected(root, root / "train", "'dog'")
 
 
 def test_missing_and_empty_folders(root: Path, tmp_path: Path) -> None:
     for half in ("train", "test"):
         (root / half / "empty").mkdir()
-    refuse(root, root / "train" / "empty", "no image")
-    refuse(tmp_path / "nowhere", tmp_path / "nowhere" / "train", "no such folder")
+    check_rejected(root, root / "train" / "empty", "no image")
+    check_rejected(tmp_path / "nowhere", tmp_path / "nowhere" / "train", "no such folder")
     (tmp_path / "bare" / "train").mkdir(parents=True)
-    refuse(tmp_path / "bare", tmp_path / "bare" / "train", "no class folder")
+    check_rejected(tmp_path / "bare", tmp_path / "bare" / "train", "no class folder")
     for half in ("train", "test"):
         save(tmp_path / "one" / half / "only" / "0.png", seed=1)
-    refuse(tmp_path / "one", tmp_path / "one" / "train", "'only'", "two")
+    check_rejected(tmp_path / "one", tmp_path / "one" / "train", "'only'", "two")
+
+
+def test_images_are_written_as_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "digits"
+    assert main(["data", "images", "digits", "--out", str(out), "--count", "7"]) == 0
+    assert capsys.readouterr().out == f"written: 7 images in {out}\n"
+    data = load("digits", tmp_path)
+    files = sorted(out.iterdir())
+    assert len(files) == 7
+    for file in files:
+        number, name = file.stem.split("-")
+        assert torch.equal(read_pixels(file, "L")[0], data.x_test[int(number)])
+        assert data.classes[data.y_test[int(number)]] == name
+
+
+def test_images_have_names_that_are_files(root: Path, tmp_path: Path) -> None:
+    data = load(f"folder:{root}", root)
+    object.__setattr__(data, "classes", ("../up", "a b"))
+    names = [path.name for path in write_images(data, tmp_path / "out", 100)]
+    assert names == ["00000-___up.png", "00001-a_b.png"]
+
+
+def test_images_cannot_be_written_over_a_file(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(BadInput, match="taken: images cannot be written there"):
+        write_images(load(f"folder:{root}", root), tmp_path / "taken", 1)
+
+
+def test_event_frames_are_no_images(root: Path, tmp_path: Path) -> None:
+    data = load(f"folder:{root}", root)
+    object.__setattr__(data, "frames", 3)
+    with pytest.raises(BadInput, match="3 channels are no image; choose data of grey or RGB images"):
+        write_images(data, tmp_path, 1)

@@ -8,14 +8,14 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data import loader
 from asfedbridge.data.dataset import assemble
 from asfedbridge.data.loader import Shard, crop, make_shards
-from asfedbridge.data.partition import iid
+from asfedbridge.data.partitioners import iid
 
 MEAN, STD = (0.5, 0.25, 0.1), (0.2, 0.3, 0.4)
 
 
 def random_images(count: int, size: int = 16, channels: int = 3, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    # No zeros: a zero pixel is then certainly border.
+    # No zeros, so that zeros occur only in the border.
     return torch.randint(1, 256, (count, channels, size, size), generator=generator, dtype=torch.uint8)
 
 
@@ -57,7 +57,7 @@ def test_crop_equals_cropping_each_image() -> None:
 
 
 @pytest.mark.parametrize("augment", ["none", "crop", "crop+flip"])
-def test_an_epoch_equals_the_plain_reference(augment: str) -> None:
+def test_epoch_matches_the_reference(augment: str) -> None:
     shard = make_shard(augment=augment)
     draws = seeded(3)
     order = torch.randperm(23, generator=draws)
@@ -76,28 +76,28 @@ def test_an_epoch_equals_the_plain_reference(augment: str) -> None:
     assert all(x.dtype == torch.float32 and y.dtype == torch.int64 for x, y in batches)
 
 
-def test_the_border_is_black_before_normalising() -> None:
+def test_border_is_black_before_normalising() -> None:
     shard = make_shard(count=200, augment="crop")
     x, _ = next(shard.batches(200, seeded()))
     assert torch.allclose(x.amin((0, 2, 3)), normalise(torch.zeros(3, 1, 1)).flatten())
 
 
-def test_an_epoch_depends_on_the_generator_alone() -> None:
+def test_epoch_depends_only_on_the_generator() -> None:
     shard = make_shard()
     small, large = seeded(1), seeded(1)
     batches = shard.batches(4, small)
     state = small.get_state()
-    assert not torch.equal(state, seeded(1).get_state()), "drawn on the call"
+    assert not torch.equal(state, seeded(1).get_state()), "random numbers are drawn by the call"
     one = torch.cat([x for x, _ in batches])
     assert torch.equal(small.get_state(), state), "nothing drawn between batches"
     torch.manual_seed(99)
     two = torch.cat([x for x, _ in shard.batches(23, large)])
-    assert torch.equal(one, two), "the same images whatever the batch size"
+    assert torch.equal(one, two), "the images do not depend on the batch size"
     assert torch.equal(large.get_state(), state)
     assert not torch.equal(one, torch.cat([x for x, _ in shard.batches(4, small)])), "the next epoch differs"
 
 
-def test_thread_count_changes_nothing() -> None:
+def test_epoch_does_not_depend_on_the_thread_count() -> None:
     shard = make_shard(count=300)
     before = torch.get_num_threads()
     epochs = []
@@ -110,7 +110,7 @@ def test_thread_count_changes_nothing() -> None:
     assert torch.equal(*epochs)
 
 
-def test_offsets_and_flips_are_even() -> None:
+def test_offsets_and_flips_are_uniform() -> None:
     corner = torch.zeros((4000, 1, 8, 8), dtype=torch.uint8)
     corner[:, 0, 3, 2] = 255
     shard = Shard(corner, torch.zeros(4000, dtype=torch.int64), corner, corner[:, 0, 0, 0], (0.0,), (1.0,), "crop+flip")
@@ -123,7 +123,7 @@ def test_offsets_and_flips_are_even() -> None:
     assert places.sum() == places[2:5, 1:7].sum()
 
 
-def test_plain_batches_are_in_order() -> None:
+def test_unaugmented_batches_are_in_order() -> None:
     shard = make_shard()
     assert (shard.train_size, shard.test_size) == (23, 5)
     for batches, whole in ((shard.train_batches_plain(9), shard.x_train), (shard.test_batches(9), shard.x_test)):
@@ -141,7 +141,7 @@ def test_plain_batches_are_in_order() -> None:
         (3, 8, [3], [3]),
         (11, 256, [11], [11]),
         (3, 1, [1, 1, 1], [1, 1, 1]),
-        (5, 2, [2, 2, 1], [2, 2, 1]),  # one of two is half
+        (5, 2, [2, 2, 1], [2, 2, 1]),  # 1 is half of 2, so it is kept
         (7, 3, [3, 4], [3, 3, 1]),
         (24, 8, [8, 8, 8], [8, 8, 8]),
         (25, 8, [8, 8, 9], [8, 8, 8, 1]),
@@ -152,7 +152,7 @@ def test_plain_batches_are_in_order() -> None:
         (9, 8, [9], [8, 1]),
     ],
 )
-def test_a_short_last_batch_is_merged_or_kept(count: int, batch_size: int, merged: list[int], kept: list[int]) -> None:
+def test_short_last_batch_is_merged_or_kept(count: int, batch_size: int, merged: list[int], kept: list[int]) -> None:
     shard = make_shard(count=count, augment="none", size=8)
     epochs = []
     for short_batch, sizes in (("merge", merged), ("keep", kept)):
@@ -165,12 +165,12 @@ def test_a_short_last_batch_is_merged_or_kept(count: int, batch_size: int, merge
 
 
 @pytest.mark.parametrize(("size", "pad"), [(8, 1), (32, 4), (64, 8)])
-def test_the_default_pad_is_an_eighth(size: int, pad: int) -> None:
+def test_default_pad_is_an_eighth(size: int, pad: int) -> None:
     assert make_shard(size=size).pad == pad
     assert make_shard(size=size, pad=3).pad == 3
 
 
-def test_bad_settings_are_named() -> None:
+def test_invalid_settings_are_named() -> None:
     with pytest.raises(BadInput, match=r"augment='flip' .* auto, none, crop, crop\+flip, resized-crop\+flip"):
         make_shard(augment="flip")
     with pytest.raises(BadInput, match="pad=-1"):
@@ -202,10 +202,8 @@ def test_make_shards_gives_each_client_its_examples() -> None:
 
 @pytest.mark.parametrize("pad", [0, 1, 3, 8, 11])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_machine_code_gives_the_bits_of_tensor_operations(
-    pad: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every offset, the border as wide as the image and wider."""
+def test_numba_is_bit_identical_to_torch(pad: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every offset, also with a border as wide as the image and wider."""
     draws = seeded(1)
     x = torch.randint(0, 256, (400, 3, 8, 8), dtype=torch.uint8, generator=draws)
     y = torch.arange(400)
@@ -214,14 +212,14 @@ def test_machine_code_gives_the_bits_of_tensor_operations(
     torch.set_num_threads(threads)
     fast = [x for x, _ in shard.batches(150, seeded(2))]
     torch.set_num_threads(before)
-    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in fast), "what convolutions want"
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in fast), "the layout that convolutions prefer"
     monkeypatch.setattr(loader, "installed", lambda package: False)
     plain = [x for x, _ in shard.batches(150, seeded(2))]
     assert all(torch.equal(a, b) for a, b in zip(fast, plain, strict=True))
 
 
-def test_a_shard_goes_to_another_process_by_value() -> None:
-    """Not through shared memory, which is where multiprocessing puts tensors: a container may have 64 MB of it."""
+def test_shard_is_pickled_by_value() -> None:
+    """Multiprocessing sends tensors through shared memory, of which a container may have only 64 MB."""
     shard = make_shard()
     content = bytes(ForkingPickler.dumps(shard))
     assert len(content) > shard.x_train.nbytes + shard.x_test.nbytes
@@ -230,5 +228,28 @@ def test_a_shard_goes_to_another_process_by_value() -> None:
     assert (found.train_size, found.test_size, found.pad, found.augment) == (23, 5, 2, "crop+flip")
     for ours, theirs in zip(shard.batches(7, seeded()), found.batches(7, seeded()), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    found.x_train.zero_()  # its own memory, and writable
+    found.x_train.zero_()  # separate, writable memory
     assert shard.x_train.any()
+
+
+@pytest.mark.parametrize("augment", ["none", "crop", "crop+flip"])
+def test_resident_images_stay_on_their_device(augment: str) -> None:
+    """The device `meta` has no values: an operation that needed one, or the host's tensors, would fail."""
+    x, y = torch.randint(0, 256, (10, 3, 8, 8), dtype=torch.uint8), torch.arange(10)
+    shard = Shard(x, y, x[:4], y[:4], [0.5] * 3, [0.25] * 3, augment)
+    moved = shard.resident(torch.device("meta"))
+    for one in (moved, moved.hold_out(0.3, torch.Generator().manual_seed(0))[0]):
+        batches = list(one.batches(4, torch.Generator().manual_seed(0)))
+        assert sum(len(labels) for _, labels in batches) == one.train_size
+        for images, labels in batches:
+            assert (images.device.type, labels.device.type, images.dtype) == ("meta", "meta", torch.float32)
+            assert images.shape[1:] == (3, 8, 8)
+    (images, labels), *_ = moved.test_batches(4)
+    assert (images.device.type, labels.tolist()) == ("meta", [0, 1, 2, 3])  # labels of an evaluation are read here
+    assert shard.resident(torch.device("cpu")) is shard
+
+
+def test_images_that_are_resampled_stay_on_the_host() -> None:
+    x, y = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    resampled = Shard(x, y, x, y, [0.5] * 3, [0.25] * 3, "resized-crop+flip")
+    assert resampled.resident(torch.device("meta")) is resampled

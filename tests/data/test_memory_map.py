@@ -13,7 +13,7 @@ from asfedbridge.data import memory
 from asfedbridge.data.dataset import Dataset, assemble, measure, resize, take_per_class
 from asfedbridge.data.loader import make_shards
 from asfedbridge.data.memory_map import Mapped, open_rows, read
-from asfedbridge.data.partition import iid
+from asfedbridge.data.partitioners import iid
 from asfedbridge.data.sources.registry import load
 
 COUNT, SIDE = 40, 12
@@ -35,7 +35,7 @@ def make_set(x: Tensor | Mapped, image_size: int = 0) -> Dataset:
     return assemble("toy", (x, y), (x[:10], y[:10]), ("a", "b"), "crop+flip", image_size)
 
 
-def test_rows_are_chosen_without_reading(mapped: Mapped, pixels: Tensor) -> None:
+def test_indexing_selects_rows(mapped: Mapped, pixels: Tensor) -> None:
     assert mapped.shape == tuple(pixels.shape)
     for rows in (slice(3, 9), torch.tensor([5, 1, 1]), np.array([7, 2])):
         part = mapped[rows]
@@ -46,7 +46,7 @@ def test_rows_are_chosen_without_reading(mapped: Mapped, pixels: Tensor) -> None
     assert read(pixels) is pixels
 
 
-def test_another_process_gets_the_name_of_the_file(mapped: Mapped, pixels: Tensor) -> None:
+def test_pickle_contains_the_file_name_not_the_pixels(mapped: Mapped, pixels: Tensor) -> None:
     content = bytes(ForkingPickler.dumps(mapped[torch.arange(0, COUNT, 2)]))
     assert len(content) < 2000 < pixels.nbytes / 2
     found = ForkingPickler.loads(content)
@@ -57,7 +57,7 @@ def test_another_process_gets_the_name_of_the_file(mapped: Mapped, pixels: Tenso
 
 
 @pytest.mark.parametrize("image_size", [0, SIDE, 8])
-def test_a_set_has_the_same_bits_on_disk_and_in_memory(
+def test_memory_map_and_memory_are_bit_identical(
     mapped: Mapped, pixels: Tensor, image_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_module, "CHUNK", 7)
@@ -79,7 +79,7 @@ def test_a_set_has_the_same_bits_on_disk_and_in_memory(
                     assert torch.equal(y, y2)
 
 
-def test_looking_at_it_in_parts_changes_nothing(pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_does_not_change_results(pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     before = measure(pixels), resize(pixels, 9), make_set(pixels).fingerprint()
     monkeypatch.setattr(dataset_module, "CHUNK", 7)
     assert measure(pixels) == before[0]
@@ -87,27 +87,25 @@ def test_looking_at_it_in_parts_changes_nothing(pixels: Tensor, monkeypatch: pyt
     assert make_set(pixels).fingerprint() == before[2]
 
 
-def test_a_set_that_has_no_room_is_refused_before_it_is_made(pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resized_set_that_exceeds_memory_is_rejected(pixels: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory", lambda: 2**20)
     make_set(pixels)
     with pytest.raises(BadInput, match=r"^toy: 50 images of 200x200 pixels: .*0\.0 GB.*image_size=200.*resized-crop"):
         make_set(pixels, 200)
 
 
-def test_memory_is_that_of_the_machine_or_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_machine_or_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = memory.memory()
     assert machine > 2**27
     limit = tmp_path / "limit"
-    monkeypatch.setattr(memory, "LIMITS", (str(limit),))
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", (str(limit),))
     limit.write_text("max\n")
     assert memory.memory() >= machine
     limit.write_text("1234567\n")
     assert memory.memory() == 1234567
 
 
-def test_files_that_have_no_room_are_refused_before_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_exceed_memory_are_rejected_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory", lambda: 2**10)
     x, y = np.zeros((4, 16, 16, 3), np.uint8), np.arange(4) % 2
     np.savez_compressed(tmp_path / "set.npz", x_train=x, y_train=y, x_test=x, y_test=y)

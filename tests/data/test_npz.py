@@ -27,7 +27,7 @@ def write(tmp_path: Path, **changed: Any) -> Path:
     return path
 
 
-def refuse(path: Path, *words: str, image_size: int = 0) -> None:
+def check_rejected(path: Path, *words: str, image_size: int = 0) -> None:
     with pytest.raises(BadInput) as caught:
         load(f"npz:{path}", path.parent, image_size)
     message = str(caught.value)
@@ -37,7 +37,7 @@ def refuse(path: Path, *words: str, image_size: int = 0) -> None:
         assert word in message
 
 
-def test_arrays_come_back_channels_first(tmp_path: Path) -> None:
+def test_arrays_become_channels_first(tmp_path: Path) -> None:
     path = write(tmp_path)
     data = load(f"npz:{path}", tmp_path)
     assert data.name == f"npz:{path}"
@@ -72,12 +72,12 @@ NAN = np.full(X.shape, np.nan, np.float32)
     [
         ({"x_train": X / 255}, ["x_train", "float64", "uint8 0..255"]),
         ({"x_train": X.astype(np.int32)}, ["x_train", "int32", "uint8 0..255"]),
-        ({"x_test": NAN}, ["x_test", "NaN", "uint8"]),
+        ({"x_test": NAN}, ["x_test", "float32", "uint8"]),
         ({"y_train": Y.astype(np.float32)}, ["y_train", "float32", "integers"]),
         ({"y_train": np.where(Y == 0, np.nan, Y)}, ["y_train", "float64"]),
         ({"y_train": Y - 1}, ["y_train", "negative label -1"]),
         ({"y_train": Y[:, None]}, ["y_train", "(30, 1)"]),
-        ({"y_train": Y[:-1]}, ["x_train has 30", "y_train 29"]),
+        ({"y_train": Y[:-1]}, ["x_train has 30", "y_train has 29"]),
         ({"x_test": X[:0]}, ["x_test", "empty"]),
         ({"y_test": Y[:0]}, ["y_test", "empty"]),
         ({"x_train": X.reshape(30, -1)}, ["x_train", "(30, 432)"]),
@@ -100,45 +100,45 @@ NAN = np.full(X.shape, np.nan, np.float32)
         ({"y_train": Y * 0, "y_test": np.zeros(6, int)}, ["only 1 class"]),
     ],
 )
-def test_unusable_arrays_are_named(tmp_path: Path, changed: dict[str, Any], words: list[str]) -> None:
-    refuse(write(tmp_path, **changed), *words)
+def test_invalid_arrays_are_rejected(tmp_path: Path, changed: dict[str, Any], words: list[str]) -> None:
+    check_rejected(write(tmp_path, **changed), *words)
 
 
-def test_files_that_are_no_archive(tmp_path: Path) -> None:
+def test_files_that_are_not_archives(tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
-    refuse(path, "no such file")
-    refuse(tmp_path, "no such file")
+    check_rejected(path, "no such file")
+    check_rejected(tmp_path, "is a folder, not a file")
     for content in (b"", b"plain text", b"PK\x03\x04 and no more"):
         path.write_bytes(content)
-        refuse(path, "not a readable npz")
+        check_rejected(path, "not a readable npz")
     with path.open("wb") as file:
         np.save(file, X)
-    refuse(path, "single .npy array")
+    check_rejected(path, "single .npy array")
 
 
 def test_truncated_and_tampered_archives(tmp_path: Path) -> None:
     path = write(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    refuse(path, "not a readable npz")
+    check_rejected(path, "not a readable npz")
     tampered = bytearray(whole)
     tampered[200:260] = bytes(60)
     path.write_bytes(tampered)
-    refuse(path, "x_train", "cannot be read")
+    check_rejected(path, "x_train", "cannot be read")
 
 
 @pytest.mark.parametrize("content", [b"", b"plain text", b"\x93NUMPY\x01\x00\x02\x00{}", b"\x93NUMPY\x09\x00"])
-def test_entries_that_are_no_arrays(tmp_path: Path, content: bytes) -> None:
+def test_entries_that_are_not_arrays(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path)
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
         for name, entry in (entries | {"y_train.npy": content}).items():
             archive.writestr(name, entry)
-    refuse(path, "y_train", "cannot be read")
+    check_rejected(path, "y_train", "cannot be read")
 
 
-def test_names_in_a_file_do_not_fill_the_message(tmp_path: Path) -> None:
+def test_names_in_a_message_are_shortened(tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a\x1b[2J\u2028" + "b" * 5000 + ".npy", b"")

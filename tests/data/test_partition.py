@@ -1,101 +1,17 @@
+"""Partitions derived from others (``pool``, ``hold_out``, ``probe``), and the digest."""
+
 import numpy as np
 import pytest
 import torch
 
-from asfedbridge.core.errors import BadInput
-from asfedbridge.data.partition import (
-    Partition,
-    by_assignment,
-    by_classes,
-    by_quantity,
-    check_partition,
-    describe_partition,
-    dirichlet,
-    hold_out,
-    iid,
-    pool,
-    probe,
-    split,
-)
+from asfedbridge.data.partition import hold_out, pool, probe
+from asfedbridge.data.partitioners import dirichlet, iid
 
 Y_TRAIN = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
 Y_TEST = np.random.default_rng(2).permutation(np.repeat(np.arange(10), 30))
 
 
-def assert_uses_all_once(partition: Partition) -> None:
-    for shards, count in ((partition.train, len(Y_TRAIN)), (partition.test, len(Y_TEST))):
-        together = np.concatenate(shards)
-        assert together.dtype == np.int64
-        assert np.array_equal(np.sort(together), np.arange(count))
-        assert all((np.diff(shard) > 0).all() for shard in shards), "shards are sorted"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_iid_shards_are_nearly_equal(seed: int) -> None:
-    partition = iid(Y_TRAIN, Y_TEST, 7, seed)
-    assert_uses_all_once(partition)
-    for shards in (partition.train, partition.test):
-        sizes = [len(shard) for shard in shards]
-        assert max(sizes) - min(sizes) <= 1
-
-
-def test_iid_shuffles_both_halves() -> None:
-    partition = iid(Y_TRAIN, Y_TRAIN, 4, 0)
-    assert not np.array_equal(partition.train[0], np.arange(250))
-    assert not np.array_equal(partition.train[0], partition.test[0]), "independent permutations"
-    mixture = np.bincount(Y_TRAIN[partition.train[0]], minlength=10)
-    assert mixture.min() > 10
-
-
-@pytest.mark.parametrize("alpha", [0.05, 0.3, 1.0, 1000.0])
-@pytest.mark.parametrize("seed", range(15))
-def test_dirichlet_keeps_its_promises(alpha: float, seed: int) -> None:
-    partition = dirichlet(Y_TRAIN, Y_TEST, 5, alpha, seed)
-    assert_uses_all_once(partition)
-    for train, test in zip(partition.train, partition.test, strict=True):
-        assert len(train) > 10
-        assert len(test) > 0
-        held = np.bincount(Y_TRAIN[train], minlength=10)
-        given = np.bincount(Y_TEST[test], minlength=10)
-        assert (np.abs(given - held * 30 / 100) < 1).all(), "test sets follow the training mixture"
-
-
-def test_alpha_sets_the_skew() -> None:
-    def skew(alpha: float) -> float:
-        partitions = [dirichlet(Y_TRAIN, Y_TEST, 5, alpha, seed) for seed in range(10)]
-        shares = [np.bincount(Y_TRAIN[shard], minlength=10) / 100 for p in partitions for shard in p.train]
-        return float(np.var(shares))
-
-    # The variance of one share under Dirichlet(alpha) of K parts is (1/K)(1 - 1/K) / (K alpha + 1).
-    for alpha in (0.3, 1.0, 10.0):
-        assert skew(alpha) == pytest.approx(0.16 / (5 * alpha + 1), rel=0.35)
-
-
-def test_dirichlet_shuffles_within_a_class() -> None:
-    partition = dirichlet(Y_TRAIN, Y_TEST, 2, 1000.0, 0)
-    for y, shard in ((Y_TRAIN, partition.train[0]), (Y_TEST, partition.test[0])):
-        of_class = np.flatnonzero(y == 0)
-        held = np.intersect1d(shard, of_class)
-        assert not np.array_equal(held, of_class[: len(held)])
-
-
-def test_minimum_is_exceeded_not_met() -> None:
-    """Barely possible: 22 examples for 2 clients leave each exactly 11."""
-    y = np.arange(22) % 2
-    partition = dirichlet(y, y, 2, 100.0, 0)
-    assert [len(shard) for shard in partition.train] == [11, 11]
-    with pytest.raises(BadInput, match="21 training examples cannot give each 11"):
-        dirichlet(y[:21], y, 2, 100.0, 0)
-    assert min(len(s) for s in dirichlet(y, y, 2, 0.5, 0, minimum=2).train) > 2
-
-
-def test_every_client_gets_a_test_example() -> None:
-    y_test = np.arange(10)
-    for seed in range(10):
-        assert min(len(shard) for shard in dirichlet(Y_TRAIN, y_test, 4, 0.5, seed).test) >= 1
-
-
-def test_digest_is_stable_and_tells_partitions_apart() -> None:
+def test_digest_is_stable_and_distinguishes_partitions() -> None:
     first = dirichlet(Y_TRAIN, Y_TEST, 5, 0.5, 3)
     again = dirichlet(torch.from_numpy(Y_TRAIN), torch.from_numpy(Y_TEST), 5, 0.5, 3)
     assert first.digest == again.digest
@@ -108,182 +24,8 @@ def test_digest_is_stable_and_tells_partitions_apart() -> None:
     )
 
 
-def test_split_chooses_the_kind() -> None:
-    assert split("iid", Y_TRAIN, Y_TEST, 3, 5).digest == iid(Y_TRAIN, Y_TEST, 3, 5).digest
-    chosen = split("dirichlet", Y_TRAIN, Y_TEST, 3, 5, alpha=0.2)
-    assert chosen.digest == dirichlet(Y_TRAIN, Y_TEST, 3, 0.2, 5).digest
-    with pytest.raises(BadInput, match=r"partition=shards: unknown choice.* dirichlet, .*, iid, quantity:BETA"):
-        split("shards", Y_TRAIN, Y_TEST, 3, 5)
-
-
-# classes:K
-
-
-def mixtures(y: np.ndarray, shards: tuple[np.ndarray, ...]) -> np.ndarray:
-    return np.stack([np.bincount(y[shard], minlength=10) for shard in shards])
-
-
-@pytest.mark.parametrize(("clients", "count"), [(10, 1), (5, 2), (10, 2), (7, 3), (4, 10), (20, 2), (13, 4)])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_client_has_k_classes(clients: int, count: int, seed: int) -> None:
-    partition = by_classes(Y_TRAIN, Y_TEST, clients, count, seed)
-    assert_uses_all_once(partition)
-    train, test = mixtures(Y_TRAIN, partition.train), mixtures(Y_TEST, partition.test)
-    assert ((train > 0).sum(1) == count).all()
-    holders = (train > 0).sum(0)
-    assert holders.max() - holders.min() <= 1, "classes have equally many clients"
-    for label in range(10):
-        shares = train[train[:, label] > 0, label]
-        assert shares.max() - shares.min() <= 1, "clients of a class have equally many examples of it"
-        assert (np.abs(test[:, label] - train[:, label] * 30 / 100) < 1).all(), "test sets follow the training mixture"
-    assert (test.sum(1) > 0).all()
-
-
-def test_which_classes_a_client_has_is_drawn() -> None:
-    first = mixtures(Y_TRAIN, by_classes(Y_TRAIN, Y_TEST, 10, 2, 0).train) > 0
-    assert split("classes:2", Y_TRAIN, Y_TEST, 10, 0).digest == by_classes(Y_TRAIN, Y_TEST, 10, 2, 0).digest
-    others = [mixtures(Y_TRAIN, by_classes(Y_TRAIN, Y_TEST, 10, 2, seed).train) > 0 for seed in range(1, 6)]
-    assert all((other != first).any() for other in others)
-    assert len({tuple(row) for row in first}) > 5, "clients do not go in pairs of equal classes"
-
-
-@pytest.mark.parametrize(
-    ("clients", "count", "message"),
-    [
-        (3, 11, "classes:11: the data set has 10 classes: give at most that"),
-        (4, 2, "classes:2: 4 clients cannot hold all 10 classes: give at least classes:3"),
-        (60, 10, "classes:10: client .* would have no test example|60 clients share class 0"),
-    ],
-)
-def test_impossible_numbers_of_classes_are_refused(clients: int, count: int, message: str) -> None:
-    y_train = np.repeat(np.arange(10), 50)
-    with pytest.raises(BadInput, match=message):
-        by_classes(y_train, Y_TEST, clients, count, 0)
-
-
-# quantity:BETA
-
-
-@pytest.mark.parametrize("beta", [0.3, 1.0, 100.0])
-@pytest.mark.parametrize("seed", range(10))
-def test_quantity_skews_sizes_and_not_labels(beta: float, seed: int) -> None:
-    partition = by_quantity(Y_TRAIN, Y_TEST, 5, beta, seed)
-    assert_uses_all_once(partition)
-    train, test = mixtures(Y_TRAIN, partition.train), mixtures(Y_TEST, partition.test)
-    assert (train.max(1) - train.min(1) <= 1).all(), "equally many of every class"
-    assert (test.max(1) - test.min(1) <= 1).all()
-    assert (train.sum(1) > 10).all()
-    assert (test.sum(1) > 0).all()
-    assert (np.abs(test.sum(1) - train.sum(1) * 0.3) <= 13).all(), "test sets follow the training sizes"
-
-
-def test_beta_sets_the_skew_of_sizes() -> None:
-    def spread(beta: float) -> float:
-        sizes = [[len(s) for s in by_quantity(Y_TRAIN, Y_TEST, 5, beta, seed, 0).train] for seed in range(40)]
-        return float(np.var(np.array(sizes) / len(Y_TRAIN)))
-
-    for beta in (1.0, 10.0):
-        assert spread(beta) == pytest.approx(0.16 / (5 * beta + 1), rel=0.35)
-    assert split("quantity:1.0", Y_TRAIN, Y_TEST, 5, 3).digest == by_quantity(Y_TRAIN, Y_TEST, 5, 1.0, 3).digest
-
-
-def test_a_hopeless_quantity_is_told() -> None:
-    with pytest.raises(BadInput, match=r"partition=quantity:0.001 with clients=50: no draw in 20 .* raise BETA"):
-        by_quantity(Y_TRAIN, Y_TEST, 50, 0.001, 0, draws=20)
-
-
-# assigned
-
-
-def test_assigned_clients_have_what_the_data_set_says() -> None:
-    train, test = torch.arange(len(Y_TRAIN)) % 3, torch.arange(len(Y_TEST)) % 3
-    partition = split("assigned", Y_TRAIN, Y_TEST, 3, 0, assigned=(train, test))
-    assert_uses_all_once(partition)
-    for client in range(3):
-        assert (train[partition.train[client]] == client).all()
-        assert (test[partition.test[client]] == client).all()
-
-
-def test_test_examples_without_clients_follow_the_training_mixture() -> None:
-    train = (Y_TRAIN >= 5).astype(np.int64)
-    partition = by_assignment(Y_TRAIN, Y_TEST, 2, (train, None), seed=1)
-    assert_uses_all_once(partition)
-    assert mixtures(Y_TEST, partition.test).tolist() == [[30] * 5 + [0] * 5, [0] * 5 + [30] * 5]
-
-
-@pytest.mark.parametrize(
-    ("clients", "ids", "message"),
-    [
-        (2, None, "partition=assigned: the data set assigns no clients: add client_train"),
-        (2, (np.arange(1000) % 3, np.arange(300) % 2), "client_train names client 2: the fleet has clients 0 to 1"),
-        (4, (np.arange(1000) % 3, np.arange(300) % 4), "client_train gives client 3 of 4 no example"),
-        (3, (np.arange(1000) % 3, np.arange(300) % 2), "client_test gives client 2 of 3 no example"),
-        (3, (np.arange(999) % 3, None), "client_train has 999 entries for 1000 examples"),
-    ],
-)
-def test_assignments_that_do_not_fit_are_refused(clients: int, ids: object, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        by_assignment(Y_TRAIN, Y_TEST, clients, ids)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("iid:3", "write iid"),
-        ("classes", "write classes:K"),
-        ("classes:", "whole number K above 0"),
-        ("classes:1.5", "whole number K above 0"),
-        ("quantity:x", "write quantity:BETA with a number"),
-        ("quantity:0", "write quantity:BETA with a number"),
-        ("quantity:nan", "write quantity:BETA with a number"),
-        ("assign", "did you mean 'assigned'"),
-        ("", "unknown choice"),
-    ],
-)
-def test_partitions_are_spelled_right(text: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as caught:
-        check_partition(text)
-    assert str(caught.value).startswith(f"partition={text}: ")
-
-
-def test_partitions_are_described_for_tables() -> None:
-    assert describe_partition("dirichlet", 0.1) == "Dirichlet(0.1)"
-    assert describe_partition("classes:2", 0.1) == "classes:2"
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_alpha_must_be_finite_and_positive(alpha: float) -> None:
-    with pytest.raises(BadInput, match=f"alpha={alpha}"):
-        dirichlet(Y_TRAIN, Y_TEST, 3, alpha, 0)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("alpha", [5e-324, 1e308])
-def test_shares_that_are_not_numbers_are_failed_draws(alpha: float) -> None:
-    with pytest.raises(BadInput) as caught:
-        dirichlet(Y_TRAIN, Y_TEST, 20, alpha, 0, draws=20)
-    for word in (f"alpha={alpha}", "clients=20", "20 gave", "1000 training", "300 test", "fewer clients"):
-        assert word in str(caught.value)
-
-
-def test_too_many_clients_are_refused() -> None:
-    with pytest.raises(BadInput, match="clients=1001: 1000 training"):
-        iid(Y_TRAIN, Y_TEST, 1001, 0)
-    with pytest.raises(BadInput, match="clients=301: 300 test"):
-        iid(Y_TRAIN, Y_TEST, 301, 0)
-    with pytest.raises(BadInput, match="clients=0"):
-        iid(Y_TRAIN, Y_TEST, 0, 0)
-    with pytest.raises(BadInput, match="seed=-1"):
-        iid(Y_TRAIN, Y_TEST, 2, -1)
-
-
-def test_a_class_without_training_examples_is_named() -> None:
-    with pytest.raises(BadInput, match="class 9 has test examples but no training"):
-        dirichlet(np.where(Y_TRAIN == 9, 8, Y_TRAIN), Y_TEST, 2, 1.0, 0)
-
-
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.9])
-def test_a_holdout_comes_from_the_shards_own_training_examples(share: float) -> None:
+def test_holdout_comes_from_the_clients_training_examples(share: float) -> None:
     y_train, y_test = np.repeat(np.arange(5), 40), np.repeat(np.arange(5), 10)
     whole = dirichlet(y_train, y_test, 6, alpha=0.5, seed=3)
     cut = hold_out(whole, share, seed=7)
@@ -294,18 +36,18 @@ def test_a_holdout_comes_from_the_shards_own_training_examples(share: float) -> 
     assert cut.digest == hold_out(whole, share, seed=7).digest != hold_out(whole, share, seed=8).digest
 
 
-def test_a_holdout_leaves_something_to_train_on() -> None:
+def test_holdout_leaves_a_training_example() -> None:
     tiny = iid(np.zeros(4), np.zeros(2), 2, seed=0)
     assert [len(own) for own in hold_out(tiny, 0.9, seed=0).train] == [1, 1]
 
 
-def test_pooling_gives_everything_to_each() -> None:
+def test_pool_gives_all_examples_to_each_client() -> None:
     whole = iid(np.zeros(9), np.zeros(6), 3, seed=0)
     pooled = pool(whole, 2)
     assert [own.tolist() for own in (*pooled.train, *pooled.test)] == [list(range(9))] * 2 + [list(range(6))] * 2
 
 
-def test_a_probe_is_the_same_whoever_holds_its_examples() -> None:
+def test_probe_does_not_depend_on_the_partition() -> None:
     first = probe(iid(Y_TRAIN, Y_TEST, 7, 0), Y_TEST, 50, seed=5)
     assert [len(first.train[0]), len(first.test[0]), len(first.test)] == [0, 50, 1]
     assert (np.diff(first.test[0]) > 0).all()
@@ -316,12 +58,12 @@ def test_a_probe_is_the_same_whoever_holds_its_examples() -> None:
     assert np.array_equal(probe(skewed, Y_TEST, 1000, seed=5).test[0], np.arange(len(Y_TEST)))
 
 
-def test_a_probe_is_balanced_as_far_as_there_are_examples() -> None:
+def test_probe_is_balanced_as_far_as_possible() -> None:
     rare = np.repeat([0, 1, 2], [40, 3, 40])
     chosen = probe(iid(Y_TRAIN, rare, 2, 0), rare, 20, seed=5).test[0]
     assert sorted(np.bincount(rare[chosen])) == [3, 8, 9]
 
 
-def test_a_probe_of_held_out_examples_shows_no_other() -> None:
+def test_probe_of_a_holdout_contains_only_held_out_examples() -> None:
     partition = hold_out(iid(Y_TRAIN, Y_TEST, 5, 0), 0.2, seed=3)
     assert set(probe(partition, Y_TRAIN, 60, seed=5).test[0]) < set(np.concatenate(partition.test))

@@ -1,4 +1,4 @@
-"""Random resized crops and central crops: against one image at a time, in torch's own words."""
+"""Random resized crops and central crops against torch's ``interpolate``, image by image."""
 
 import math
 
@@ -32,7 +32,7 @@ def normalise(x: Tensor) -> Tensor:
     return (x / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-@pytest.fixture(params=["machine code", "plain"])
+@pytest.fixture(params=["numba", "plain"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
         monkeypatch.setattr(random_crop, "installed", lambda package: False)
@@ -40,7 +40,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.mark.parametrize(("side", "size"), [(20, 48), (20, 20), (48, 16), (64, 224)])
-def test_an_epoch_equals_the_plain_reference(path: str, side: int, size: int) -> None:
+def test_epoch_matches_the_reference(path: str, side: int, size: int) -> None:
     count = 13
     shard = make_shard(count, side, size)
     draws = seeded(3)
@@ -59,7 +59,7 @@ def test_an_epoch_equals_the_plain_reference(path: str, side: int, size: int) ->
 
 
 @pytest.mark.parametrize(("side", "size", "full"), [(64, 224, 256), (20, 14, 16), (100, 28, 32), (20, 21, 24)])
-def test_evaluation_resizes_and_cuts_the_centre(path: str, side: int, size: int, full: int) -> None:
+def test_evaluation_resizes_and_crops_the_centre(path: str, side: int, size: int, full: int) -> None:
     shard = make_shard(7, side, size)
     margin = (full - size) // 2
     whole = F.interpolate(shard.x_train.float(), (full, full), mode="bilinear", antialias=True)
@@ -78,7 +78,7 @@ def test_both_paths_agree_on_grey_images() -> None:
     torch.testing.assert_close(found, resample_plainly(x, boxes, flips, 40, 46), rtol=1e-5, atol=1e-3)
 
 
-def test_an_epoch_depends_on_the_generator_alone(path: str) -> None:
+def test_epoch_depends_only_on_the_generator(path: str) -> None:
     shard = make_shard()
     small, large = seeded(1), seeded(1)
     batches = shard.batches(4, small)
@@ -89,12 +89,12 @@ def test_an_epoch_depends_on_the_generator_alone(path: str) -> None:
     torch.set_num_threads(2)
     two = torch.cat([x for x, _ in shard.batches(23, large)])
     torch.set_num_threads(before)
-    assert torch.equal(one, two), "the same bits whatever the batch size and the threads"
+    assert torch.equal(one, two), "the bits do not depend on the batch size and the threads"
     assert torch.equal(large.get_state(), state)
     assert not torch.equal(one, torch.cat([x for x, _ in shard.batches(4, small)])), "the next epoch differs"
 
 
-def test_boxes_lie_within_and_have_the_areas_and_ratios_of_the_protocol() -> None:
+def test_areas_and_ratios_of_boxes() -> None:
     side, count = 64, 20_000
     top, left, height, width = draw_boxes(count, side, seeded()).double()
     assert min(top.min(), left.min()) == 0
@@ -103,9 +103,9 @@ def test_boxes_lie_within_and_have_the_areas_and_ratios_of_the_protocol() -> Non
     area, ratio = height * width / side**2, width / height
     assert 0.075 < area.min() < 0.085
     assert area.max() <= 1
-    assert 0.70 < ratio.min() < 0.76  # in whole pixels
+    assert 0.70 < ratio.min() < 0.76  # sizes are rounded to pixels
     assert 1.32 < ratio.max() < 1.42
-    # Areas are uniform, but a large box fits at some ratios only: at those within a factor of 1 / area.
+    # Areas are uniform, but a large box fits only at ratios within a factor of 1 / area.
     grid = torch.linspace(0.08, 1.0, 10_000).double()
     fits = (-grid.log() / math.log(4 / 3)).clamp(max=1)
     expected = torch.stack([part.sum() for part in fits.chunk(4)]) / fits.sum()
@@ -116,7 +116,7 @@ def test_boxes_lie_within_and_have_the_areas_and_ratios_of_the_protocol() -> Non
     assert abs(middle - 0.5) < 0.005
 
 
-def test_an_image_in_which_no_box_fits_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_image_is_used_if_no_box_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_crop, "AREA", (1.0, 1.0))
     monkeypatch.setattr(random_crop, "RATIO", (1.2, 1.3))
     assert draw_boxes(3, 10, seeded()).tolist() == [[0, 0, 0]] * 2 + [[10, 10, 10]] * 2

@@ -1,4 +1,4 @@
-"""A line between a SuperNode and its SuperLink, without TLS: all that passes is kept, and it can be cut."""
+"""A line between a SuperNode and its SuperLink on Unix sockets: all that passes is kept, and it can be cut."""
 
 import socket
 import threading
@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 BLOCK = 1 << 16
 
@@ -19,12 +20,13 @@ class Call:
 
 
 class Line:
-    """Listens on loopback and passes everything on to ``target``."""
+    """Listens at ``path`` and passes everything on to ``target``."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target.rpartition(":")
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+    def __init__(self, path: Path, target: Path) -> None:
+        self._target = target
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
         self.calls: list[Call] = []
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -60,10 +62,12 @@ class Line:
                 if not self._whole:
                     near.close()
                     continue
+                far = socket.socket(socket.AF_UNIX)
                 try:
-                    far = socket.create_connection((self._target[0], int(self._target[2])))
+                    far.connect(str(self._target))
                 except OSError:
                     near.close()
+                    far.close()
                     continue
                 self._sockets |= {near, far}
                 call = Call()

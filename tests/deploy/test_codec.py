@@ -11,7 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from tests.deploy.grid import copied
 
 from asfedbridge.core.compression import encode
-from asfedbridge.core.payload import GuardError, Payload, size_in_bytes
+from asfedbridge.core.errors import GuardError
+from asfedbridge.core.payload import Payload, size_in_bytes
 from asfedbridge.deploy.codec import KIND, pack, read_count, unpack
 
 DECLARED = {"a": (2, 3), "b": (), "c": (0, 4), "d": (5,)}
@@ -52,6 +53,25 @@ def test_what_is_not_declared_does_not_leave() -> None:
 
 def test_nothing_declared_is_nothing_sent() -> None:
     assert unpack(copied(pack({}, {}, {})), {}, "none", "visit")[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("trained.accuracy", [0, 0.0, 100.0], [-1e-9, 100.1, 1.7e38, -1.7e38, float("nan")]),
+        ("received.bridge_accuracy", [50.0], [-5.0, 101]),
+        ("trained.fused_weight", [0.0, 0.5, 1], [-0.1, 1.1]),
+        ("seconds", [0.0, 3600.0], [-1.0, 1e10]),
+        ("trained.loss", [0.0, -7.5, 3e38], [1e39, -1e300, float("inf"), float("-inf"), float("nan")]),
+        ("n", [2**62], []),
+    ],
+)
+def test_reported_numbers_are_in_range(name: str, good: list[float], bad: list[float]) -> None:
+    for value in good:
+        assert unpack(copied(pack({}, {}, {}, {name: value})), {}, "none", "upload")[2] == {name: value}
+    for value in bad:
+        with pytest.raises(GuardError, match=f"upload: metric '{name}' is .*, expected a number from "):
+            unpack(copied(pack({}, {}, {}, {name: value})), {}, "none", "upload")
 
 
 def change(**changes: Any) -> RecordDict:

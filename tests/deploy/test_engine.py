@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Error, Message
-from tests.deploy.grid import InProcessGrid
+from tests.deploy.grid import InProcessGrid, copied
 
 from asfedbridge.core.errors import TooFewClients
 from asfedbridge.core.method import METHODS, Method
@@ -27,7 +27,7 @@ from asfedbridge.engines.loop import federate
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 RUN = "fedcba9876543210"
@@ -225,7 +225,8 @@ def test_a_fault_is_named_and_the_others_go_on(
     assert sorted(i for r, i in stage.metrics if r == 1) == [0, 2]
     assert sorted(i for r, i in stage.metrics if r == 2) == [0, 1, 2]
     came_back = [e.what for _, e in stage.told[1:]]
-    assert came_back == (["returned"] if what in ("timeout", "lost") else [])
+    then = {"timeout": ["returned"], "lost": ["returned"], "refused": ["quarantined"]}  # for one round
+    assert came_back == then.get(what, [])
 
 
 def test_what_a_client_says_of_its_failure_is_told(three: Setting, tmp_path: Path, monkeypatch: Any) -> None:
@@ -304,6 +305,55 @@ def test_who_answered_badly_has_to_say_again_who_it_is(three: Setting, tmp_path:
     assert sorted(i for r, i in stage.metrics if r == 2) == [0, 1, 2]
 
 
+def test_replies_that_come_twice_count_once(three: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once, twice = (Stage(three, FedAvg(), tmp_path / name) for name in ("once", "twice"))
+    pull = twice.grid.pull_messages
+    monkeypatch.setattr(twice.grid, "pull_messages", lambda ids: [m for m in pull(ids) for _ in range(2)])
+    states = [stage.play(stage.seat(), tolerance=stage.tolerance) for stage in (once, twice)]
+    assert same(*states)
+    assert once.metrics == twice.metrics
+    assert twice.told == []
+
+
+def test_the_reply_of_another_round_is_refused(three: Setting, tmp_path: Path) -> None:
+    """Client 1 sends the reply of the first round again and again, to the closing visit too."""
+    stage = Stage(three, FedAvg(), tmp_path)
+    first: list[Any] = []
+
+    def repeat(node: int, message: Message, reply: Message) -> Message:
+        if node != 99 or message.metadata.message_type != "train":
+            return reply
+        first.append(copied(reply.content))
+        return Message(copied(first[0]), reply_to=message)
+
+    stage.grid.meddle = repeat
+    stage.play(stage.seat(), tolerance=stage.tolerance)
+    refused = [(r, e.client) for r, e in stage.told if e.what == "refused"]
+    assert refused == [(1, 1), (2, 1)]
+    assert {r for r, i in stage.metrics if i == 1} == {0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"client": 2}, {"kind": "bnn"}, {"model": "vgg9@1"}, {"train": 10**8}, {"test": 1}, {"shape": [9, 1, 8, 1]}],
+)
+def test_who_is_another_one_after_the_first_round_gets_no_seat(three: Setting, tmp_path: Path, changed: Any) -> None:
+    stage = Stage(three, FedAvg(), tmp_path)
+
+    def turn_coat(node: int, message: Message, reply: Message) -> Message:
+        if node == 99 and message.metadata.message_type == "query" and len(stage.grid.sent) > 3:
+            reply.content["about"].update(changed)  # type: ignore[union-attr]
+        elif node == 99 and message.metadata.message_type == "train":
+            return Message(Error(2, "say again who you are"), reply_to=message)
+        return reply
+
+    stage.grid.meddle = turn_coat
+    stage.play(stage.seat(), tolerance=stage.tolerance)
+    assert {i for r, i in stage.metrics} == {0, 2}
+    assert {r for r, i in stage.metrics} == {0, 1, 2}
+    assert any(e.what == "refused" and e.client is None for _, e in stage.told)
+
+
 def test_a_lost_state_folder_is_said(three: Setting, tmp_path: Path) -> None:
     stage = Stage(three, FedAvg(), tmp_path)
 
@@ -319,7 +369,7 @@ def test_too_few_end_the_run(three: Setting, tmp_path: Path) -> None:
     stage = Stage(three, FedAvg(), tmp_path)
     stage.grid.nodes.pop(99)
     tolerance = dataclasses.replace(stage.tolerance, min_clients=3)
-    with pytest.raises(TooFewClients, match=r"2 of 3 clients delivered, 3 are needed \(client 1: absent\)"):
+    with pytest.raises(TooFewClients, match=r"2 of 3 clients sent a usable upload, 3 are needed \(client 1: absent\)"):
         stage.play(stage.seat(), tolerance=tolerance)
 
 
@@ -329,11 +379,11 @@ def test_too_few_end_the_run(three: Setting, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"identity": IDENTITY | {"data": "other"}}, "it has another data than the server"),
-        ({"identity": {}}, "it has another specification"),
-        ({"info": ("id", 7)}, "client 7, who is not of this run"),
-        ({"info": ("id", -1)}, "client -1, who is not"),
-        ({"info": ("id", 0)}, "client 0, who is there already"),
+        ({"identity": IDENTITY | {"data": "other"}}, "its data differs from the server's"),
+        ({"identity": {}}, "its specification differs from the server's"),
+        ({"info": ("id", 7)}, "client-id=7, not one of this run"),
+        ({"info": ("id", -1)}, "client-id=-1, not one of"),
+        ({"info": ("id", 0)}, "client-id=0, which another node has already"),
         ({"info": ("kind", "snn")}, "its kind is snn, not ann"),
         ({"info": ("model", "vgg9")}, "its model is vgg9@0.125"),
         ({"info": ("train_size", 10**12)}, "train=1000000000000 is not a whole number"),
@@ -367,7 +417,7 @@ def test_an_answer_of_nonsense_gets_no_seat(three: Setting, tmp_path: Path) -> N
 
     stage.grid.meddle = meddle
     stage.seat()
-    assert "client 1, who is not of this run" in stage.told[0][1].reason
+    assert "client-id=1, not one of this run" in stage.told[0][1].reason
 
 
 def test_who_comes_first_does_not_say_what_the_data_are_where_the_server_knows(three: Setting, tmp_path: Path) -> None:
@@ -380,7 +430,31 @@ def test_who_comes_first_does_not_say_what_the_data_are_where_the_server_knows(t
     found.meet(events.append)
     assert found.seats == {0: 100, 1: 99}
     assert found.shape == shape
-    assert "its shape is [11, 1, 8, 1], others have [10, 1, 8, 1]" in events[0].reason
+    assert "its shape is [11, 1, 8, 1], the others have [10, 1, 8, 1]" in events[0].reason
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_most_nodes_say_what_the_data_are_where_only_they_know(three: Setting, tmp_path: Path, liar: int) -> None:
+    stage = Stage(three, FedAvg(), tmp_path)
+    unknown = [dataclasses.replace(c, train_size=0, test_size=0) for c in three.clients]
+    honest = stage.grid.nodes[100 - liar]
+    false = dataclasses.replace(three.clients[liar], train_size=10**8)
+    stage.grid.nodes[100 - liar] = stage.node(liar, info=false, task=dataclasses.replace(three.task, classes=10**5))
+    found = Roster(stage.grid, unknown, IDENTITY)
+    events: list[Event] = []
+    found.gather(0.0, events.append)
+    assert found.shape is None
+    assert len(found.seats) == 3
+    found.agree(events.append)
+    assert found.shape == (10, 1, three.task.image_size, 1)
+    assert set(found.seats) == {0, 1, 2} - {liar}
+    (event,) = events
+    assert f"client {liar}: its shape is [100000, 1, 8, 1], the others have [10, 1, 8, 1]" in event.reason
+    assert found.infos[liar] == unknown[liar]  # nothing of what it said is left
+    stage.grid.nodes[200] = honest
+    del stage.grid.nodes[100 - liar]
+    found.meet(events.append)
+    assert found.infos[liar] == three.clients[liar]
 
 
 def test_sizes_are_filled_in_where_only_nodes_know_them(three: Setting, tmp_path: Path) -> None:
@@ -388,5 +462,6 @@ def test_sizes_are_filled_in_where_only_nodes_know_them(three: Setting, tmp_path
     unknown = [dataclasses.replace(c, train_size=0, test_size=0) for c in three.clients]
     found = Roster(stage.grid, unknown, {})
     found.gather(0.0, lambda event: None)
+    found.agree(lambda event: None)
     assert list(found.infos.values()) == three.clients
     assert found.shape == (10, 1, three.task.image_size, 1)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -22,25 +23,32 @@ TINY = [
 MARK = "ASFEDBRIDGE_TEST"
 
 
-def start(out: Path, *words: str) -> tuple[subprocess.Popen[str], str]:
-    """The command, and a word that is in the environment of everything it starts."""
+def start(out: Path, *words: str, place: str | None = None) -> tuple[subprocess.Popen[str], str]:
+    """The command, and a word that is in the environment of everything it starts; ``place``: its TMPDIR."""
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "asfedbridge", "run", *TINY, "--engine", "flower", "--out", str(out), *words]
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env={**os.environ, MARK: mark}, **pipe), mark
+    env = {**os.environ, MARK: mark, **({"TMPDIR": place} if place else {})}
+    return subprocess.Popen(command, env=env, **pipe), mark
 
 
-def alive(mark: str) -> list[str]:
-    found = []
+def marked(mark: str) -> dict[int, str]:
+    """The command lines of those that have the mark, by their numbers."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
                 state = (process / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
+                    words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(process.name)] = words[:80]
         except OSError:
             continue
     return found
+
+
+def alive(mark: str) -> list[str]:
+    return list(marked(mark).values())
 
 
 def await_line(process: subprocess.Popen[str], text: str) -> None:
@@ -61,22 +69,27 @@ def gone(mark: str, seconds: float = 60) -> bool:
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.timeout(1800)
-def test_it_is_stopped_in_three_ways_and_goes_on_to_its_end(tmp_path: Path) -> None:
+def test_it_is_stopped_in_four_ways_and_goes_on_to_its_end(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    for how, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)):
-        process, mark = start(out, *(["--resume"] if (out / "spec.toml").exists() else []))
+    short = tempfile.mkdtemp()  # tmp_path is too long for sockets
+    ways = ((signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGHUP, 130), (signal.SIGINT, 130))
+    for how, code in ways:
+        process, mark = start(out, *(["--resume"] if (out / "spec.toml").exists() else []), place=short)
         await_line(process, "round 1/3" if how == signal.SIGKILL else "resumed")
         assert len(alive(mark)) > 5
         process.send_signal(how)
         assert process.wait(120) == code
         assert gone(mark), alive(mark)
-    process, mark = start(out, "--resume", "--json")
+        left = sorted(Path(short).glob("asfedbridge-flower-*"))
+        assert len(left) == (2 if how == signal.SIGKILL else 0)  # which the next start removes
+    process, mark = start(out, "--resume", "--json", place=short)
     text, errors = process.communicate(timeout=1200)
     assert process.returncode == 0, errors
     summary = json.loads(text)
     assert summary["engine"] == "flower"
     assert summary["events"] == {}
     assert gone(mark), alive(mark)
+    assert list(Path(short).glob("asfedbridge-*")) == []
     assert not [p for p in Path(out).rglob("*") if p.suffix in (".pt", ".pkl", ".bin")]
 
 
@@ -97,6 +110,11 @@ def test_a_server_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
 
     server = subprocess.Popen(["sleep", "1000"])
     (tmp_path / PROCESS).write_text(str(server.pid))
-    threading.Timer(0.5, lambda: (server.kill(), server.wait())).start()
+
+    def end() -> None:
+        server.kill()
+        server.wait()
+
+    threading.Timer(0.5, end).start()
     with pytest.raises(WorkerLost, match="killed"):
         follow(Alive(), tmp_path, print)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asfedbridge.core.payload import GuardError
+from asfedbridge.core.errors import GuardError
 
 pytest.importorskip("flwr")
 from flwr.app import Array, ConfigRecord, Message, RecordDict

@@ -2,8 +2,10 @@
 
 import gzip
 import socket
+import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,7 +47,10 @@ def test_bodies_are_those_that_were_sent() -> None:
 
 
 def test_a_line_keeps_all_that_passes_and_can_be_cut_and_mended() -> None:
-    server = socket.create_server(("127.0.0.1", 0))
+    place = Path(tempfile.mkdtemp())  # a path that is short enough for sockets
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(place / "server"))
+    server.listen()
 
     def echo() -> None:
         for _ in range(2):
@@ -55,11 +60,12 @@ def test_a_line_keeps_all_that_passes_and_can_be_cut_and_mended() -> None:
             near.close()
 
     threading.Thread(target=echo, daemon=True).start()
-    line = Line(f"127.0.0.1:{server.getsockname()[1]}")
+    line = Line(place / "line", place / "server")
 
     def call(words: bytes) -> bytes:
-        host, _, port = line.address.partition(":")
-        with suppress(ConnectionError), socket.create_connection((host, int(port)), timeout=10) as end:
+        with suppress(ConnectionError), socket.socket(socket.AF_UNIX) as end:
+            end.settimeout(10)
+            end.connect(str(place / "line"))
             end.sendall(words)
             return end.recv(100)
         return b""

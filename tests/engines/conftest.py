@@ -9,7 +9,7 @@ import pytest
 from asfedbridge.core.method import Method
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 PAIR = {

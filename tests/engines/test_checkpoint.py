@@ -13,7 +13,7 @@ import torch
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.engines import checkpoint, files
+from asfedbridge.engines import files
 from asfedbridge.engines.checkpoint import CLIENTS, load, save
 from asfedbridge.engines.host import owner, state_name
 
@@ -101,35 +101,38 @@ def test_the_newest_is_read_even_if_an_older_is_there(root: Path, tmp_path: Path
 def test_the_older_is_removed_only_when_the_newer_is_complete(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, 1, 1.0)
     there: list[list[str]] = []
-    rmtree, unlink = shutil.rmtree, Path.unlink
+    unlink = os.unlink
 
-    def watched_rmtree(path: Path, **options: Any) -> None:
-        if Path(path).name == "round-000001":
-            there.append(listing(root))
-        rmtree(path, **options)
-
-    def watched_unlink(path: Path, **options: Any) -> None:
+    def watched_unlink(path: Path) -> None:
         there.append(listing(root))
-        unlink(path, **options)
+        unlink(path)
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", watched_rmtree)
-    monkeypatch.setattr(Path, "unlink", watched_unlink)
+    monkeypatch.setattr(files.os, "unlink", watched_unlink)
     write(root, 2, 2.0)
-    assert len(there) == 3  # the folder, and two clients
+    assert len(there) == 4  # index, server, and two clients
     assert all(set(files_of(2)) <= set(found) for found in there)
 
 
 def test_everything_is_flushed_before_the_rename(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    fsync, rename = os.fsync, Path.rename
-    monkeypatch.setattr(
-        files.os, "fsync", lambda handle: (log.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
-    )
-    monkeypatch.setattr(Path, "rename", lambda self, to: (log.append("rename"), rename(self, to))[1])
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(handle: int) -> None:
+        log.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def watched_rename(path: Path, to: Path) -> None:
+        log.append("rename")
+        rename(path, to)
+
+    monkeypatch.setattr(files.os, "fsync", watched_fsync)
+    monkeypatch.setattr(files.os, "rename", watched_rename)
     write(root, 1, 1.0)
     names = [Path(entry).name for entry in log]
     cut = names.index("rename")
-    assert set(names[:cut]) == {*(Path(name).name for name in files_of(1)), "round-000001.partial"}
+    parents = {root.parent.name, "checkpoint"}  # of folders that were made
+    made = {CLIENTS, "round-000001.partial"}
+    assert set(names[:cut]) - parents == {*(Path(name).name for name in files_of(1)), *made}
     assert names[cut + 1 :] == ["checkpoint"]
 
 
@@ -236,7 +239,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(
     write(root, 1, 1.0)
     original, calls = files.write_through, []
 
-    def fails(path: Path, content: bytes) -> None:
+    def fails(path: Path, content: bytes, flush: bool = True) -> None:
         calls.append(path)
         if len(calls) == call + 1:
             if half:
@@ -258,11 +261,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_good(
 def test_a_failed_rename_leaves_the_last_checkpoint_good(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, 1, 1.0)
 
-    def fails(self: Path, target: Path) -> Path:
+    def fails(path: Path, target: Path) -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", fails)
+        patch.setattr(files.os, "rename", fails)
         with pytest.raises(OSError, match="Input/output"):
             write(root, 2, 2.0)
     assert read(root) == (1, 1.0, [1.0, 2.0])
@@ -311,18 +314,15 @@ def test_an_index_that_was_changed_is_found(root: Path, changed: dict[str, Any])
     assert set(files_of(1)) <= set(listing(root))
 
 
-def test_an_index_without_a_checksum_is_of_the_older_format(root: Path) -> None:
+def test_an_index_without_a_checksum_is_refused(root: Path) -> None:
     write(root, 1, 1.0)
     path = root / "round-000001" / "checkpoint.json"
     index = json.loads(path.read_text())
-    path.write_text(json.dumps(index | {"format": 2}))
-    assert "not those of its format" in one_line(root)
     del index["sha256"]
     path.write_text(json.dumps(index))
     assert "its checksum differs" in one_line(root)
-    del index["records"]
     path.write_text(json.dumps(index | {"format": 2}))
-    assert read(root) == (1, 1.0, [1.0, 2.0])
+    assert "format 2 is not supported; this version reads format 3" in one_line(root)
 
 
 def test_what_the_records_were_is_remembered(root: Path) -> None:

@@ -22,7 +22,7 @@ from asfedbridge.engines.loop import count_at_work, draw, federate
 from asfedbridge.methods.as_fedbridge import ASFedBridge
 from asfedbridge.methods.standalone import Standalone
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 METHOD = ASFedBridge(bridge_width=0.34)
@@ -196,10 +196,10 @@ def test_a_checkpoint_writes_only_who_was_at_work(
     def note(name: str) -> None:
         original = getattr(files, name)
 
-        def noted(path: Path, *content: bytes) -> None:
-            if path.suffix in (".safetensors", ".json"):  # not a folder
+        def noted(path: Path, content: bytes = b"", flush: bool = True) -> None:
+            if flush:
                 written.append(path.name)
-            original(path, *content)
+            original(path, *([content, flush] if content else []))
 
         monkeypatch.setattr(files, name, noted)
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_writes_only_who_was_at_work(
     for index in range(4):
         expected += [state_name(i, index + 1) for i in sorted(drawn(six, index))]
         expected += ["server.safetensors", "checkpoint.json"]
-    assert written == expected
+    assert sorted(written) == sorted(expected)
     newest = {i: index + 1 for index in range(4) for i in drawn(six, index)}
     assert {p.name for p in (tmp_path / "clients").iterdir()} == {state_name(i, r) for i, r in newest.items()}
 
@@ -267,7 +267,12 @@ def test_states_are_checked_at_once_and_read_later(six: Setting, saved: Any, mon
     folder, states = saved
     read: list[str] = []
     original = files.read_tensors
-    monkeypatch.setattr(files, "read_tensors", lambda path, sha: (read.append(path.name), original(path, sha))[1])
+
+    def watched(path: Path, sha256: str) -> Any:
+        read.append(path.name)
+        return original(path, sha256)
+
+    monkeypatch.setattr(files, "read_tensors", watched)
     engine = engine_of(six, Standalone(), folder=folder)
     engine.restore(states)
     assert read == []
@@ -314,11 +319,18 @@ def test_a_state_that_does_not_fit_is_damage(six: Setting, saved: Any) -> None:
 def test_states_last_before_the_index_is_there(six: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every file and the folder that names it are flushed before the rename that makes them a checkpoint."""
     log: list[str] = []
-    fsync, rename = files.os.fsync, Path.rename
-    monkeypatch.setattr(
-        files.os, "fsync", lambda handle: (log.append(files.os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
-    )
-    monkeypatch.setattr(Path, "rename", lambda self, to: (log.append("rename"), rename(self, to))[1])
+    fsync, rename = files.os.fsync, files.os.rename
+
+    def watched_fsync(handle: int) -> None:
+        log.append(files.os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def watched_rename(path: Path, to: Path) -> None:
+        log.append("rename")
+        rename(path, to)
+
+    monkeypatch.setattr(files.os, "fsync", watched_fsync)
+    monkeypatch.setattr(files.os, "rename", watched_rename)
     engine = engine_of(six, Standalone(), folder=tmp_path / "clients")
     engine.train(Round(0, 4), {0: {}})
     checkpoint.save(tmp_path, 1, {}, engine, IDENTITY)

@@ -10,9 +10,9 @@ import torch
 
 from asfedbridge.core import payload
 from asfedbridge.core.client import Client
-from asfedbridge.core.errors import Diverged
+from asfedbridge.core.errors import Diverged, GuardError
 from asfedbridge.core.method import Method
-from asfedbridge.core.payload import GuardError, Payload, Shapes
+from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.engines.loop import draw, federate, play_round
 from asfedbridge.methods.fedavg import FedAvg

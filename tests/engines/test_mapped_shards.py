@@ -14,7 +14,7 @@ from asfedbridge.core.task import Round
 from asfedbridge.data.dataset import assemble
 from asfedbridge.data.loader import make_shards
 from asfedbridge.data.memory_map import Mapped, open_rows
-from asfedbridge.data.partition import iid
+from asfedbridge.data.partitioners import iid
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import federate
 from asfedbridge.engines.pool import PoolEngine

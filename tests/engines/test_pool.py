@@ -227,7 +227,7 @@ def test_a_killed_parent_takes_even_a_hanging_worker_along(odd: Any) -> None:
             from asfedbridge.core.task import Round
             from asfedbridge.engines.pool import PoolEngine
             from asfedbridge.runs.recipes import quickstart
-            from asfedbridge.runs.run import prepare
+            from asfedbridge.runs.setting import prepare
             from asfedbridge.runs.spec import apply_overrides
 
             small = {{"fleet": "2*resnet18@0.0625:ann", "train_per_class": 1, "test_per_class": 1, "partition": "iid"}}
@@ -248,6 +248,33 @@ def test_a_killed_parent_takes_even_a_hanging_worker_along(odd: Any) -> None:
         assert not any(map(gone, numbers))
         parent.kill()
     assert_gone(numbers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_stopped_worker_is_told_of_and_goes_on(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LOOK", 0.05)
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        os.kill(stopped, signal.SIGCONT)
+
+    with closing(make_pool(pair, Standalone(), tell=tell)) as engine:
+        stopped = engine._workers[0].process.pid
+        assert stopped
+        os.kill(stopped, signal.SIGSTOP)
+        assert sorted(engine.train(Round(0, 2), {0: {}, 1: {}})) == [0, 1]
+        client = next(iter(engine._workers[0].clients.values()))
+        expected = (
+            f"worker 0 (process {stopped}) was stopped by a signal while {client.label} was in round 0 "
+            f"(continue it with kill -CONT {stopped}); waiting"
+        )
+        assert told == [expected]
+        os.kill(stopped, signal.SIGSTOP)
+        engine.train(Round(1, 2), {0: {}, 1: {}})
+        assert len(told) == 2
+        os.kill(stopped, signal.SIGSTOP)
+    assert_gone([stopped])
 
 
 def test_progress_crosses_as_it_happens(pair: Any) -> None:
@@ -315,7 +342,7 @@ def test_without_a_folder_nothing_is_left(pair: Any, monkeypatch: pytest.MonkeyP
         (
             OSError(11, "Resource temporarily unavailable"),
             BadInput,
-            r"^workers=2: cannot start them all .*take fewer$",
+            r"^workers=2: cannot start so many processes .*use fewer$",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from asfedbridge.core import payload
 from asfedbridge.core.client import Answers, Client
+from asfedbridge.core.errors import BadInput, Diverged, GuardError
 from asfedbridge.core.method import Method
-from asfedbridge.core.payload import GuardError, Payload
+from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import Round, Upload
 from asfedbridge.engines import turn
 from asfedbridge.engines.turn import build_client, evaluate, take_turn
@@ -251,3 +253,41 @@ def test_evaluation_may_be_rarer_than_rounds_and_changes_nothing_else(pair: Any,
     assert found[3][0] == [set(), set(), both, both, {"received.accuracy"}]
     for name, tensor in found[1][1].items():
         assert torch.equal(tensor, found[3][1][name]), name
+
+
+@dataclass(frozen=True)
+class Reporting(Standalone):
+    """Returns what the test wants it to."""
+
+    def client_round(self, client: Client, rnd: Round) -> Any:
+        return RETURNED[0]
+
+
+RETURNED: list[Any] = []
+
+
+@pytest.mark.parametrize("value", [1.5, torch.tensor(1.5), torch.tensor([1.5]), numpy.float32(1.5)])
+def test_a_metric_of_one_value_is_a_number(pair: Any, value: Any) -> None:
+    RETURNED[:] = [Upload(metrics={"mine": value})]
+    method = Reporting()
+    metrics = take_turn(method, client_of(pair, method), {}, Round(0, 1)).metrics
+    assert (type(metrics["mine"]), metrics["mine"]) == (float, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (None, BadInput, "client_round returned NoneType, expected an Upload"),
+        ({"w": torch.zeros(1)}, BadInput, "client_round returned dict"),
+        (Upload(metrics={"mine": "high"}), BadInput, "metric 'mine' is str, expected a number"),  # type: ignore[dict-item]
+        (Upload(metrics={"mine": torch.zeros(2)}), BadInput, "metric 'mine' is Tensor"),  # type: ignore[dict-item]
+        (Upload(metrics={"client": 3}), BadInput, "metric 'client' is reserved"),
+        (Upload(metrics={"trained.accuracy": 100}), BadInput, "metric 'trained.accuracy' is reserved"),
+        (Upload(metrics={"mine": float("nan")}), Diverged, "metric 'mine' is nan"),
+    ],
+)
+def test_what_a_method_must_not_return(pair: Any, returned: Any, error: type[Exception], message: str) -> None:
+    RETURNED[:] = [returned]
+    method = Reporting()
+    with pytest.raises(error, match=message):
+        take_turn(method, client_of(pair, method), {}, Round(0, 1))

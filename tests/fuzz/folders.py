@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from tests.fuzz.harness import Attempt, Target, Verdict, judge
 from tests.fuzz.mutations import Steps, mutate_bytes, mutate_lines, mutate_plain
 from tests.fuzz.wire import IDENTITY, RUN, small_setting
-from tests.report.folders import make_run, make_spec
+from tests.report.folders import make_analysis, make_run, make_spec
+from tests.runs.test_client_file import CARD, reseal, tensors_of
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
@@ -18,10 +20,16 @@ from asfedbridge.engines import checkpoint
 from asfedbridge.engines.host import ClientHost, state_name
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.methods.fedproto import FedProto
+from asfedbridge.report.analysis_figures import analyses
 from asfedbridge.report.comparison import Entry, compare
 from asfedbridge.report.runs import gather
 from asfedbridge.report.tables import client_rows, run_rows
-from asfedbridge.runs.folder import RunFolder, read_releases, read_spec, read_summary
+from asfedbridge.runs.analysis_record import read_analysis
+from asfedbridge.runs.client_builder import method_of, rebuild_client
+from asfedbridge.runs.client_file import read_client, write_client
+from asfedbridge.runs.folder import RunFolder, read_spec, read_summary
+from asfedbridge.runs.record_files import read_releases
+from asfedbridge.runs.trained import TrainedClient
 
 REFUSALS = (BadInput,)
 
@@ -158,7 +166,7 @@ def prepare_spec(folder: Path) -> Attempt:
 
     def read() -> Any:
         RunFolder(path, spec, resume=True).hand_over()
-        found = read_spec(path, spec)
+        found = read_spec(path)
         assert found
         return found.digest()
 
@@ -247,7 +255,66 @@ def prepare_summary(folder: Path) -> Attempt:
     return attempt
 
 
+def prepare_analysis(folder: Path) -> Attempt:
+    """Its figures can be drawn: matrices are square, numbers finite."""
+    path, _ = finished(folder)
+    make_analysis(path, json.loads((path / "summary.json").read_text()))
+    shelf = Shelf(path)
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(path / "analysis.json", steps)
+        return judge(lambda: analyses(read_analysis(path)), lambda found: None, REFUSALS, str(path))
+
+    return attempt
+
+
+def prepare_client(folder: Path) -> Attempt:
+    """The card and the weights of a client: what is read is what was written, to the last bit."""
+    write_client(folder / "clients", CARD, tensors_of(CARD))
+    path = folder / "clients" / "client-0005.json"
+    shelf = Shelf(path.parent)
+
+    def read() -> Any:
+        card, tensors = read_client(path)
+        return card, bits(tensors)
+
+    expected = read()
+
+    def attempt(steps: Steps) -> Verdict:
+        shelf.damage(path.with_suffix((".json", ".safetensors")[steps[0].value % 2]), steps)
+        return judge(read, lambda found: same(found, expected), REFUSALS, str(path.parent))
+
+    return attempt
+
+
+def prepare_card(folder: Path) -> Attempt:
+    """A card that a stranger wrote, with a good checksum: a client is built that answers, or none."""
+    write_client(folder / "clients", CARD, tensors_of(CARD))
+    path = folder / "clients" / "client-0005.json"
+    content = json.loads(path.read_bytes())
+
+    def read() -> Any:
+        card, tensors = read_client(path)
+        return card, TrainedClient(card, rebuild_client(card, tensors), method_of(card))
+
+    def legitimate(found: Any) -> None:
+        card, client = found
+        image = numpy.zeros((card.image_size, card.image_size, card.channels), numpy.uint8)
+        assert client.predict(image).names[0] in card.classes
+
+    def attempt(steps: Steps) -> Verdict:
+        changed = mutate_plain(content, steps)
+        path.write_bytes(as_json(changed))
+        if isinstance(changed, dict):
+            reseal(path, lambda card: None)
+        return judge(read, legitimate, REFUSALS)
+
+    return attempt
+
+
 TARGETS = [
+    Target("client file", 1_500, prepare_client),
+    Target("client file with a recomputed card checksum", 1_500, prepare_card),
     Target("checkpoint", 3_000, prepare_checkpoint),
     Target("states of a node", 1_500, prepare_states),
     Target("spec.toml", 2_000, prepare_spec),
@@ -255,4 +322,5 @@ TARGETS = [
     Target("releases.jsonl", 1_500, prepare_releases),
     Target("summary.json", 1_500, prepare_summary),
     Target("finished run, for a report", 1_000, prepare_report),
+    Target("analysis.json", 1_500, prepare_analysis),
 ]

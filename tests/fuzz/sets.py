@@ -17,7 +17,7 @@ from tests.fuzz.harness import Attempt, Target, Verdict, judge
 from tests.fuzz.mutations import Steps, mutate_bytes
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.dataset import LARGEST, SMALLEST, Dataset
+from asfedbridge.data.dataset import MAX_SIZE, MIN_SIZE, Dataset
 from asfedbridge.data.decode_cache import decoded
 from asfedbridge.data.event_formats import DVS128_SIDE, NMNIST_SIDE, read_cifar10_dvs, read_nmnist
 from asfedbridge.data.event_frames import Framing, frames_of
@@ -36,7 +36,7 @@ def check_dataset(data: Dataset) -> None:
         x = pixels_of(x)
         assert x.dtype == torch.uint8
         assert len(x) == len(y) > 0
-        assert SMALLEST <= x.shape[2] == x.shape[3] <= LARGEST
+        assert MIN_SIZE <= x.shape[2] == x.shape[3] <= MAX_SIZE
         assert y.dtype == torch.int64
         assert y.min() >= 0
         assert y.max() < len(data.classes)
@@ -214,5 +214,5 @@ TARGETS = [
     Target("N-MNIST recording", 3_000, open_recording(read_nmnist, nmnist(EVENTS), NMNIST_SIDE)),
     Target("CIFAR10-DVS recording", 3_000, open_recording(read_cifar10_dvs, aedat(EVENTS), DVS128_SIDE)),
     Target("CIFAR batch (checked)", 500, prepare_cifar),
-    Target("store of decoded images", 1_500, prepare_store),
+    Target("decode cache", 1_500, prepare_store),
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuzz.outcome import compare, outcome
 
 from asfedbridge.engines import checkpoint
 
@@ -29,13 +30,11 @@ ENGINES = {
     "pool": ["snapshot_every=2", "diagnose_every=2", "--engine", "pool", "--workers", "2"],
     "flower": ["--engine", "flower"],
 }
-LONG = {"local": 80, "local, at changes of files": 40, "pool": 60, "flower": 20}
-SHORT = {"local": 1, "local, at changes of files": 2, "pool": 2}
+LONG = {"local": 80, "local, at file operations": 40, "pool": 60, "flower": 20}
+SHORT = {"local": 1, "local, at file operations": 2, "pool": 2}
 MOST = 4  # kills of one run; then it is left alone
 PATIENCE = 1800.0
 SEED = 11
-# What may differ: times, and checksums of files that hold times.
-TIMES = {"seconds", "wall_seconds", "records", "sha256"}
 
 
 class Warm:
@@ -84,37 +83,6 @@ def warm_of() -> Iterator[Callable[[str], Warm]]:
         warm.process.wait()
 
 
-def plain(value: Any) -> Any:
-    """Without times."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items() if key not in TIMES}
-    return [plain(entry) for entry in value] if isinstance(value, list) else value
-
-
-def outcome(out: Path) -> dict[str, Any]:
-    """All that a run leaves, by file."""
-    found: dict[str, Any] = {}
-    for file in sorted(out.rglob("*")):
-        name = file.relative_to(out).as_posix()
-        if not file.is_file() or name.startswith("tensorboard/") or file.name in (".lock", "env.json"):
-            continue
-        if name.startswith("nodes/"):
-            name = name.replace(file.relative_to(out / "nodes").parts[0], "RUN")
-        if file.name == "federation.json":
-            continue
-        if file.suffix == ".jsonl":
-            found[name] = [plain(json.loads(line)) for line in file.read_text().splitlines()]
-        else:
-            found[name] = plain(json.loads(file.read_text())) if file.suffix == ".json" else file.read_bytes()
-    return found
-
-
-def compare(out: Path, expected: dict[str, Any]) -> None:
-    found = outcome(out)
-    assert found.keys() == expected.keys()
-    assert [name for name in found if found[name] != expected[name]] == []
-
-
 def newest(out: Path) -> int:
     """The round that the last checkpoint leads to."""
     folders = checkpoint.list_folders(out / "checkpoint")
@@ -143,7 +111,7 @@ def kill_at_moments(warm: Warm, points: int, folder: Path) -> int:
             assert newest(out) >= reached, "a checkpoint is lost"
             reached = newest(out)
         warm.finish(out)
-        compare(out, expected)
+        compare(outcome(out), expected)
     return kills
 
 
@@ -157,7 +125,7 @@ def kill_at_changes(warm: Warm, points: int, folder: Path) -> int:
         out = folder / f"run{place}"
         assert warm.ask("wait", process=warm.begin(out, stop_at=place), seconds=PATIENCE) == -9
         warm.finish(out)
-        compare(out, expected)
+        compare(outcome(out), expected)
     return len(chosen)
 
 

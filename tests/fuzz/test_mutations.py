@@ -18,7 +18,7 @@ LONG = 100_000
 def table() -> Iterator[dict[str, Figures]]:
     rows: dict[str, Figures] = {}
     yield rows
-    print("\n| target | mutations | refused | harmless | seconds of processor |\n|---|---:|---:|---:|---:|")
+    print("\n| target | mutations | refused | harmless | CPU seconds |\n|---|---:|---:|---:|---:|")
     for name, f in rows.items():
         print(f"| {name} | {f.mutations} | {f.counts['refused']} | {f.counts['harmless']} | {f.seconds:.0f} |")
     print(f"| all | {sum(f.mutations for f in rows.values())} | | | {sum(f.seconds for f in rows.values()):.0f} |")

@@ -13,15 +13,15 @@ from tests.fuzz.mutations import NUMBERS, OTHERS, Steps, mutate_bytes, mutate_pl
 
 from asfedbridge.core import compression, flat
 from asfedbridge.core.compression import Codec
-from asfedbridge.core.errors import Diverged
-from asfedbridge.core.payload import GuardError, Payload, Shapes
+from asfedbridge.core.errors import Diverged, GuardError
+from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.task import Round, Upload
 from asfedbridge.engines.failures import Event, Tolerance
 from asfedbridge.engines.loop import play_round
 from asfedbridge.methods.fedproto import FedProto
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, make_task, prepare
+from asfedbridge.runs.setting import Setting, make_task, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 DECLARED: Shapes = {"a": (2, 3), "b": (), "c": (0, 4), "d": (5,)}
@@ -193,7 +193,8 @@ def open_reply(codec: Codec) -> Any:
             assert ups[0].payload.keys() == encoded.keys()
             check_payload(state, {name: tuple(t.shape) for name, t in state.items()}, False)
             if 1 not in ups:
-                (event,) = told
+                event, *then = told
+                assert [e.what for e in then] == (["quarantined"] if event.what == "refused" else [])
                 assert (event.client, event.what in ("refused", "error")) == (1, True)
                 check_line(event.reason)
                 assert event.what == "error" or infos[1].label in event.reason

@@ -1,3 +1,3 @@
-"""Kernels are tested on the same small tasks and clients as models."""
+"""Reuses the fixtures of the model tests."""
 
 from tests.models.conftest import cifar100, images, info, task, threads  # noqa: F401

@@ -1,4 +1,4 @@
-"""Which code computes spiking layers, and that every path computes the same."""
+"""Selects a path for spiking layers; all paths compute the same function."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ Infos = Callable[..., ClientInfo]
 Images = Callable[..., Tensor]
 Threads = Callable[[int], None]
 SHARPNESS = {"triangle": 1.5, "rectangle": 0.4, "sigmoid": 4.0, "atan": 2.0}
-SHAPE = (3, 5, 7, 11)  # 1155 numbers a step: one tile and a piece of one
+SHAPE = (3, 5, 7, 11)  # 1155 numbers per step: one full tile and part of a second
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of what is called, in order."""
+    """Labels of the implementations called, in order."""
     calls: list[str] = []
 
     def watch(module: object, name: str, label: str) -> None:
@@ -57,7 +57,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def currents(steps: int, *shape: int, layout: str = "contiguous", seed: int = 0) -> Tensor:
-    """[steps, *shape] around the threshold."""
+    """Random currents [steps, *shape] around the threshold."""
     x = 0.4 + 0.8 * torch.randn(steps * shape[0], *shape[1:], generator=torch.Generator().manual_seed(seed))
     if layout == "channels_last":
         x = x.contiguous(memory_format=torch.channels_last)
@@ -67,7 +67,7 @@ def currents(steps: int, *shape: int, layout: str = "contiguous", seed: int = 0)
 
 
 def check_lif(x: Tensor, constants: Neuron, up: Tensor) -> None:
-    """Equal spikes; gradients as near as a few roundings of the largest term in each of the steps allow."""
+    """Spikes must be equal; gradients must agree within a few roundings of the largest term."""
     results = []
     for run in (lif, lif_reference):
         leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
@@ -80,7 +80,7 @@ def check_lif(x: Tensor, constants: Neuron, up: Tensor) -> None:
     torch.testing.assert_close(grad, right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
 
 
-# SpikingJelly's time constant rounds other decays: see test_spikingjelly.py.
+# Converting other decays to SpikingJelly's time constant rounds them: see test_spikingjelly.py.
 @pytest.mark.parametrize(
     ("path", "decay"),
     [*itertools.product(["numba", "torch"], [0.5, 0.9, 0.25]), ("spikingjelly", 0.5)],
@@ -88,7 +88,7 @@ def check_lif(x: Tensor, constants: Neuron, up: Tensor) -> None:
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 4, 8, 16])
-def test_every_path_is_the_reference_loop(
+def test_every_path_matches_the_reference(
     path: str, surrogate: str, detach: bool, decay: float, steps: int, force: Callable[[str], None], taken: list[str]
 ) -> None:
     force(path)
@@ -104,7 +104,7 @@ def test_every_path_is_the_reference_loop(
 def test_every_layout(
     path: str, layout: str, upstream: str, threshold: float, force: Callable[[str], None], threads: Threads
 ) -> None:
-    """Of input and gradient; with thresholds that a float cannot hold exactly; in two threads."""
+    """Layouts of input and gradient, thresholds that float32 cannot represent exactly, two threads."""
     force(path)
     threads(2)
     up = currents(3, *SHAPE, layout="contiguous" if upstream == "strided" else upstream, seed=1)
@@ -117,7 +117,7 @@ def test_every_layout(
 
 @pytest.mark.parametrize("path", ["numba", "torch"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_the_layout_is_kept(path: str, layout: str, force: Callable[[str], None]) -> None:
+def test_output_keeps_the_memory_layout(path: str, layout: str, force: Callable[[str], None]) -> None:
     force(path)
     x = currents(3, *SHAPE, layout=layout).requires_grad_()
     out = lif(x, Neuron())
@@ -129,7 +129,7 @@ def test_the_layout_is_kept(path: str, layout: str, force: Callable[[str], None]
 
 @pytest.mark.parametrize("path", ["numba", "torch"])
 def test_flat_and_odd_shapes(path: str, force: Callable[[str], None]) -> None:
-    """[T, B], [T, B, D], with strides and expanded: a projector's neurons have no pixels."""
+    """[T, B] and [T, B, D], strided and expanded: a projector's output has no spatial axes."""
     force(path)
     wide = currents(4, 6, 10)
     for x in (wide, wide[:, :, ::2], wide[..., 0], wide.transpose(1, 2), wide[0].expand(4, 6, 10), wide[:, :1]):
@@ -141,8 +141,9 @@ def test_flat_and_odd_shapes(path: str, force: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("path", ["numba", "torch", "spikingjelly"])
-def test_at_the_threshold_to_the_last_bit(path: str, force: Callable[[str], None]) -> None:
-    """Quarters and a decay of a half are exact; with triangle and rectangle, edges of the slope are met exactly too."""
+def test_membrane_exactly_at_the_threshold(path: str, force: Callable[[str], None]) -> None:
+    """Multiples of 1/4 with decay 1/2 are exact in float32, so membranes hit the threshold exactly. With triangle and
+    rectangle they also hit the edges of the surrogate exactly."""
     force(path)
     x = torch.randint(-2, 6, (4, 3, 5, 7, 11), generator=torch.Generator().manual_seed(0)) / 4
     assert (x[0] == 1).sum() > 100
@@ -152,8 +153,8 @@ def test_at_the_threshold_to_the_last_bit(path: str, force: Callable[[str], None
     assert lif(below, Neuron()).tolist() == [[1.0, 0.0, 1.0]]
 
 
-def test_the_numba_path_and_a_rounded_threshold(force: Callable[[str], None]) -> None:
-    """0.3 is no float: the input that equals its nearest float must fire on all paths or on none."""
+def test_threshold_that_float32_rounds(force: Callable[[str], None]) -> None:
+    """Float32 cannot represent 0.3. An input equal to the nearest float must spike on all paths or on none."""
     x = torch.tensor([[0.3]])
     x = torch.stack([x, x.nextafter(torch.tensor(-1.0)), x.nextafter(torch.tensor(1.0))], -1)
     for path in ("numba", "torch"):
@@ -164,14 +165,14 @@ def test_the_numba_path_and_a_rounded_threshold(force: Callable[[str], None]) ->
 @pytest.mark.parametrize("path", ["numba", "torch"])
 @pytest.mark.parametrize("decay", [0.9, 0.3])
 def test_each_operation_is_rounded_on_its_own(path: str, decay: float, force: Callable[[str], None]) -> None:
-    """The second current is what the first leaves missing: a fused multiply-add would miss the threshold or reach it
-    where the reference does not."""
+    """The second current brings the membrane to the threshold, up to rounding. A fused multiply-add rounds once instead
+    of twice and would change which neurons spike."""
     force(path)
     first = 0.999 * torch.rand(2000, generator=torch.Generator().manual_seed(0))
     x = torch.stack([first, 1 - decay * first]).unsqueeze(1)
     spikes = lif_reference(x, Neuron(decay))
     exact = x[1].double() + torch.tensor(decay).double() * x[0].double()
-    assert (spikes[1] != (exact.float() >= 1)).sum() > 20  # what rounding only once would change
+    assert (spikes[1] != (exact.float() >= 1)).sum() > 20  # spikes that rounding once would change
     assert torch.equal(lif(x, Neuron(decay)), spikes)
 
 
@@ -185,10 +186,10 @@ def test_no_second_derivative(path: str, steps: int, force: Callable[[str], None
         grad.sum().backward()
 
 
-# Choosing
+# Selection
 
 
-def test_the_best_path_is_taken_where_nothing_is_forced(force: Callable[[str | None], None]) -> None:
+def test_default_path(force: Callable[[str | None], None]) -> None:
     force(None)
     x = torch.zeros(2, 2)
     assert dispatch.path_of(x) == "numba"
@@ -203,7 +204,7 @@ def test_the_best_path_is_taken_where_nothing_is_forced(force: Callable[[str | N
 
 
 @pytest.mark.parametrize("path", ["numba", "torch", "spikingjelly"])
-def test_the_environment_forces_a_path(path: str, force: Callable[[str], None], taken: list[str]) -> None:
+def test_environment_variable_forces_a_path(path: str, force: Callable[[str], None], taken: list[str]) -> None:
     force(path)
     act, norm, conv = Spiking(2, Neuron()), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1, bias=False)
     x = torch.randn(4, 16, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -217,7 +218,7 @@ def test_the_environment_forces_a_path(path: str, force: Callable[[str], None], 
     assert taken == (fast if path == "numba" else [f"{path} lif"] * 3)
 
 
-def test_a_forced_numba_leaves_other_types_to_torch(force: Callable[[str], None], taken: list[str]) -> None:
+def test_forced_numba_falls_back_to_torch_for_other_dtypes(force: Callable[[str], None], taken: list[str]) -> None:
     force("numba")
     act, norm = Spiking(2, Neuron()), nn.BatchNorm2d(3).double()
     out = act.after(norm, torch.randn(4, 3, 3, 3, dtype=torch.float64))
@@ -226,7 +227,7 @@ def test_a_forced_numba_leaves_other_types_to_torch(force: Callable[[str], None]
 
 
 @pytest.mark.parametrize("path", ["numba", "spikingjelly"])
-def test_autocast_is_left_to_torch(path: str, force: Callable[[str], None], taken: list[str]) -> None:
+def test_autocast_uses_torch(path: str, force: Callable[[str], None], taken: list[str]) -> None:
     force(path)
     act, conv = Spiking(2, Neuron()), nn.Conv2d(16, 16, 3, padding=1, bias=False)
     x = torch.randn(4, 16, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -236,8 +237,8 @@ def test_autocast_is_left_to_torch(path: str, force: Callable[[str], None], take
     assert taken == ["torch lif"]
 
 
-def test_what_no_kernel_does_is_left_to_torch(force: Callable[[str], None], taken: list[str]) -> None:
-    """Other norms and convolutions still get the fast neuron."""
+def test_unsupported_layers_use_torch(force: Callable[[str], None], taken: list[str]) -> None:
+    """Their neurons still use the numba kernel."""
     force("numba")
     act, x = Spiking(2, Neuron()), torch.randn(4, 6, 3, 3)
     act.after(nn.GroupNorm(2, 6), x)
@@ -250,7 +251,7 @@ def test_what_no_kernel_does_is_left_to_torch(force: Callable[[str], None], take
 
 
 @pytest.mark.parametrize("name", ["numbe", "cuda", "Torch"])
-def test_an_unknown_path_is_refused_in_one_line(name: str, force: Callable[[str], None]) -> None:
+def test_unknown_path_is_rejected_in_one_line(name: str, force: Callable[[str], None]) -> None:
     force(name)
     with pytest.raises(BadInput) as error:
         lif(torch.zeros(2, 2), Neuron())
@@ -259,13 +260,13 @@ def test_an_unknown_path_is_refused_in_one_line(name: str, force: Callable[[str]
     assert all(part in message for part in (VARIABLE, name, *dispatch.PATHS))
 
 
-def test_an_empty_variable_forces_nothing(force: Callable[[str], None]) -> None:
+def test_empty_environment_variable_forces_nothing(force: Callable[[str], None]) -> None:
     force("")
     assert dispatch.forced_path() is None
 
 
 @pytest.mark.parametrize("name", ["numba", "spikingjelly"])
-def test_a_path_that_is_not_installed(name: str, force: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_path_is_not_installed(name: str, force: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "installed", lambda package: False)
     force(name)
     with pytest.raises(BadInput, match=f"{VARIABLE}={name}.*not installed.*pip install {name}") as error:
@@ -273,23 +274,23 @@ def test_a_path_that_is_not_installed(name: str, force: Callable[[str], None], m
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="two devices, two paths")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA, two paths are in use")
 @pytest.mark.parametrize("path", [None, "numba", "torch"])
-def test_one_path_is_in_use(path: str | None, force: Callable[[str | None], None]) -> None:
+def test_describe_marks_the_path_in_use(path: str | None, force: Callable[[str | None], None]) -> None:
     force(path)
-    told = dispatch.describe()
-    assert list(told) == list(dispatch.PATHS)
-    assert [name for name, text in told.items() if text.endswith("(in use)")] == [path or "numba"]
+    described = dispatch.describe()
+    assert list(described) == list(dispatch.PATHS)
+    assert [name for name, text in described.items() if text.endswith("(in use)")] == [path or "numba"]
     states = ("(in use)", "(available)", "(not installed)", "(no CUDA device here)")
-    assert all(text.endswith(states) for text in told.values())
+    assert all(text.endswith(states) for text in described.values())
 
 
-def test_what_is_missing_is_told(force: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_marks_missing_packages(force: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
     force(None)
     monkeypatch.setattr(dispatch, "installed", lambda package: False)
-    told = dispatch.describe()
-    assert told["numba"].endswith("(not installed)")
-    assert told["torch"].endswith("(in use)")
+    described = dispatch.describe()
+    assert described["numba"].endswith("(not installed)")
+    assert described["torch"].endswith("(in use)")
 
 
 # Whole networks
@@ -297,7 +298,7 @@ def test_what_is_missing_is_told(force: Callable[[str | None], None], monkeypatc
 
 @pytest.fixture
 def snn(task: Task, info: Infos) -> Callable[..., nn.Module]:
-    """Channels 16 to 128: all that kernels do happens."""
+    """16 to 128 channels: every kernel is used."""
 
     def make(seed: int = 0, kind: str = "snn") -> nn.Module:
         return build_backbone(replace(task, image_size=16, seed=seed), info(kind, width=0.25, T=2))
@@ -314,7 +315,7 @@ def blocks_of(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     return out.logits, [*seen, out.feature_TBD]
 
 
-def test_a_network_without_numba_trains(
+def test_network_trains_without_numba(
     snn: Callable[..., nn.Module],
     images: Images,
     taken: list[str],
@@ -330,11 +331,11 @@ def test_a_network_without_numba_trains(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_network_in_both_precisions(
+def test_network_matches_torch_in_double_precision(
     snn: Callable[..., nn.Module], images: Images, training: bool, force: Callable[[str], None], taken: list[str]
 ) -> None:
-    """The fast path against torch's in double precision, from the first seed for which no spike flips: one membrane
-    within rounding of its threshold changes all that follows."""
+    """Uses the first seed for which both precisions produce the same spikes: one membrane within rounding of its
+    threshold would change everything after it."""
     force("numba")
     for seed in range(10):
         narrow = snn(seed)
@@ -344,7 +345,7 @@ def test_a_network_in_both_precisions(
                 for layer in narrow.modules():
                     if isinstance(layer, nn.BatchNorm2d):
                         layer.momentum = 1.0
-                narrow(x)  # running statistics that let it fire
+                narrow(x)  # sets running statistics with which neurons spike
             narrow.eval()
         wide = copy.deepcopy(narrow).double()
         taken.clear()
@@ -354,15 +355,15 @@ def test_a_network_in_both_precisions(
         if all(torch.equal(a.double(), b) for a, b in zip(spikes, right, strict=True)):
             break
     else:
-        raise AssertionError("a spike flips for every seed")
-    # the stem, two neurons in each of eight blocks; two convolutions in each, the first beside the shortcut
+        raise AssertionError("the spikes differ for every seed")
+    # one activation in the stem, two in each of eight blocks; two convolutions per block, the first one in a fork
     assert fast.count("numba norm_lif") == 17
     assert fast.count("numba convolve") == fast.count("numba fork") == 8
     assert fast.count("numba lif") == 1
     assert "torch lif" not in fast
     assert set(taken[len(fast) :]) == {"torch lif"}
     assert sum(s.sum() for s in spikes) > 100
-    assert any(sparse_conv.firing_rate(s) < sparse_conv.DENSE_FORWARD for s in spikes[:7])  # not all of them dense
+    assert any(sparse_conv.firing_rate(s) < sparse_conv.DENSE_FORWARD for s in spikes[:7])  # some are sparse
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
     cross_entropy(logits, y).backward()
     cross_entropy(expected, y).backward()
@@ -375,7 +376,7 @@ def test_a_network_in_both_precisions(
         torch.testing.assert_close(b.double(), c.double(), rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_network_repeats_itself(snn: Callable[..., nn.Module], images: Images, force: Callable[[str], None]) -> None:
+def test_network_is_deterministic(snn: Callable[..., nn.Module], images: Images, force: Callable[[str], None]) -> None:
     force("numba")
     results = []
     for _ in range(2):
@@ -387,7 +388,7 @@ def test_a_network_repeats_itself(snn: Callable[..., nn.Module], images: Images,
 
 
 @pytest.mark.parametrize("path", ["torch", "numba"])
-def test_the_ann_twin_does_not_care(
+def test_ann_is_independent_of_the_path(
     snn: Callable[..., nn.Module], images: Images, path: str, force: Callable[[str | None], None], taken: list[str]
 ) -> None:
     results = []

@@ -1,4 +1,4 @@
-"""The kernels' own parts: tiles, sums over tiles."""
+"""Tiles, and sums over tiles."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_a_tile_holds_whole_pixels(channels: int) -> None:
 
 @pytest.mark.parametrize(("channels", "pixels", "steps"), [(1, 1500, 2), (20, 53, 1), (20, 3500, 1), (1500, 40, 2)])
 def test_moments_over_many_tiles(channels: int, pixels: int, steps: int) -> None:
-    """More tiles than are summed in single precision, and a last one that is cut: nothing counted twice or missed."""
+    """Several flushes and a partial last tile: every value is counted exactly once."""
     x = np.random.default_rng(0).normal(1000, 1, (steps, pixels * channels)).astype(np.float32)
     tile = kernels.tile_of(channels)
     centre = kernels.repeat(x[0, :channels], tile)

@@ -1,4 +1,4 @@
-"""Batch norm (+ residual) + LIF in one node, against torch's norm and the reference loop in double precision."""
+"""Fused batch norm (+ residual) + LIF against torch's batch norm and ``lif_reference`` in double precision."""
 
 import copy
 import subprocess
@@ -17,12 +17,12 @@ from asfedbridge.models.parts import BatchNorm
 
 Threads = Callable[[int], None]
 STEPS = 2
-# Several tiles each, the last one cut: images of B x H x W pixels per step.
+# (B, H, W) by channels. Each has several tiles per step, the last one partial.
 SHAPES = {1: (3, 33, 32), 3: (3, 20, 20), 16: (3, 9, 8), 20: (3, 8, 8), 130: (3, 3, 3), 1500: (2, 1, 2)}
 
 
 def make_norm(channels: int, seed: int = 0, **options: Any) -> nn.BatchNorm2d:
-    """Nothing at its starting value."""
+    """A batch norm whose parameters and statistics differ from their initial values."""
     generator = torch.Generator().manual_seed(seed)
     norm = nn.BatchNorm2d(channels, **options)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def make_norm(channels: int, seed: int = 0, **options: Any) -> nn.BatchNorm2d:
 def composition(
     norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, steps: int, neuron: Neuron, shared: bool
 ) -> tuple[Tensor, Tensor]:
-    """Spikes, and how near a membrane came to the threshold."""
+    """Spikes, and the smallest distance of a membrane to the threshold."""
     current = norm(x)
     if shared:
         current = current.repeat(steps, 1, 1, 1)
@@ -65,8 +65,8 @@ def check_against_composition(
     rtol: float = 1e-4,
     layout: torch.memory_format = torch.channels_last,
 ) -> None:
-    """Spikes, gradients and running statistics. Inputs are drawn until no membrane is nearer to the threshold than
-    the rounding of a current (``gap``), so that both precisions must agree on every spike."""
+    """Compares spikes, gradients and running statistics. Inputs are drawn until every membrane is at least ``gap`` from
+    the threshold, more than rounding can move it, so both precisions must agree on every spike."""
     neuron = neuron or Neuron()
     folded = (shape[0] * steps, *shape[1:])
     for seed in range(200):
@@ -102,7 +102,7 @@ def check_against_composition(
     pairs = [(leaf.grad, other.grad) for leaf, other in zip(leaves, leaves_wide, strict=True) if leaf is not None]
     pairs += [(narrow.weight.grad, wide.weight.grad), (narrow.bias.grad, wide.bias.grad)]
     for grad, right in pairs:
-        # To the rounding of a few operations, of the largest term: sums and differences of terms may cancel.
+        # The tolerance is relative to the largest term, because sums of terms may cancel.
         assert right.abs().max() > 0
         torch.testing.assert_close(grad.double(), right, rtol=rtol, atol=rtol / 5 * right.abs().max().item())
     torch.testing.assert_close(narrow.running_mean.double(), wide.running_mean, rtol=1e-6, atol=1e-6)
@@ -113,8 +113,8 @@ def check_against_composition(
 @pytest.mark.parametrize("channels", SHAPES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("residual", ["none", "spikes", "real", "shared"])
-def test_the_node_is_norm_then_reference(channels: int, training: bool, residual: str, threads: Threads) -> None:
-    """``shared``: one current for all steps, whose gradient is the sum over them."""
+def test_matches_norm_then_reference(channels: int, training: bool, residual: str, threads: Threads) -> None:
+    """``shared``: one current for all steps; its gradient is the sum over the steps."""
     threads(2)
     batch, height, width = SHAPES[channels]
     shared = residual == "shared"
@@ -155,7 +155,7 @@ def test_any_number_of_steps_after_a_norm(steps: int, residual: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 3, 1, 1), (1, 3, 1, 3), (1, 3, 3, 1)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_few_values_per_channel(shape: tuple[int, ...], layout: torch.memory_format) -> None:
-    """Three values and one step: unbiased and biased variance differ by a factor of 1.5."""
+    """With three values, unbiased and biased variance differ by a factor of 1.5."""
     norm = make_norm(3)
     with torch.no_grad():
         norm.bias.copy_(torch.tensor([0.2, 0.5, 0.8]))
@@ -163,9 +163,9 @@ def test_few_values_per_channel(shape: tuple[int, ...], layout: torch.memory_for
 
 
 def test_a_large_mean_does_not_cancel() -> None:
-    """Squares of 1000 leave nothing of a variance of one in single precision.
+    """With mean 1000, a sum of squares in single precision would lose a variance of 1.
 
-    Currents themselves are x * scale + shift, two numbers of about 1000 times the scale: 1e-4 is what they are worth.
+    Currents are x * scale + shift, a difference of two numbers of about 1000 * scale, so they are only exact to 1e-4.
     """
     check_against_composition(make_norm(3), (2, 3, 6, 5), mean=1e3, gap=1e-3, rtol=5e-3)
 
@@ -175,7 +175,7 @@ def test_options_of_a_norm(options: dict[str, float]) -> None:
     check_against_composition(make_norm(3, **options), (2, 3, 6, 5))
 
 
-def test_our_batch_norm_is_done_too() -> None:
+def test_models_batch_norm_fits() -> None:
     norm = BatchNorm(3)
     check_against_composition(norm, (2, 3, 6, 5))
     x = torch.zeros(1, 3, 1, 1)
@@ -194,17 +194,17 @@ def test_our_batch_norm_is_done_too() -> None:
         nn.BatchNorm1d(3),
     ],
 )
-def test_other_norms_are_left_to_torch(norm: nn.Module) -> None:
+def test_other_norms_do_not_fit(norm: nn.Module) -> None:
     assert not norm_lif.fits(norm, torch.zeros(2, 3, 4, 4))
 
 
 @pytest.mark.parametrize("channels", [3, 16, 130])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("residual", "shared"), [(False, False), (True, False), (False, True)])
-def test_spikes_are_bit_for_bit_those_of_the_same_currents(
+def test_spikes_are_bit_identical_for_the_same_currents(
     channels: int, training: bool, residual: bool, shared: bool
 ) -> None:
-    """Same scale and shift, each operation rounded on its own: no threshold is near enough to matter."""
+    """With the same scale and shift and each operation rounded separately, no input needs to be excluded."""
     steps, (batch, height, width) = 4, SHAPES[channels]
     neuron, norm = Neuron(decay=0.9, threshold=0.7), make_norm(channels).train(training)
     generator = torch.Generator().manual_seed(1)
@@ -228,7 +228,7 @@ def test_spikes_are_bit_for_bit_those_of_the_same_currents(
 
 
 def test_each_operation_is_rounded_on_its_own() -> None:
-    """A residual that makes up what the normalised input lacks: a fused multiply-add would come out beside it."""
+    """The residual brings the current to the threshold, up to rounding; a fused multiply-add would change spikes."""
     norm = make_norm(16).eval()
     x = torch.randn(8, 16, 12, 12, generator=torch.Generator().manual_seed(4))
     scale = norm.weight.detach().double() * (norm.running_var.double() + norm.eps).rsqrt()
@@ -238,14 +238,15 @@ def test_each_operation_is_rounded_on_its_own() -> None:
     residual = 1 - current
     once = (x.double() * a + b).float() + residual
     expected = (current + residual >= 1).float()
-    assert (expected != (once >= 1)).sum() > 20  # what rounding only once would change
+    assert (expected != (once >= 1)).sum() > 20  # spikes that rounding once would change
     assert torch.equal(norm_lif.norm_lif(norm, x, residual, 1, Neuron()), expected)
 
 
 @pytest.mark.parametrize("channels", [20, 1500])
 @pytest.mark.parametrize("shared", [False, True])
 def test_sums_over_many_tiles(channels: int, shared: bool, threads: Threads) -> None:
-    """Bias and weight gradients from the gradient of the currents, which the residual's is."""
+    """Bias and weight gradients, computed again from the gradient of the input. The norm is in evaluation mode, so the
+    input gradient is the currents' gradient times a constant per channel."""
     threads(2)
     batch, size, steps = (40, 2, 2) if channels == 1500 else (24, 17, 1 if shared else 2)
     norm, neuron = make_norm(channels).eval(), Neuron(surrogate="sigmoid", sharpness=4.0)
@@ -262,7 +263,7 @@ def test_sums_over_many_tiles(channels: int, shared: bool, threads: Threads) -> 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_any_layout_of_inputs_and_gradients(shared: bool) -> None:
-    """Slices, transposed and expanded tensors give what copies of them give."""
+    """Slices, transposed and expanded tensors give the same result as contiguous copies."""
     norm, steps = make_norm(4).train(), 2
     generator = torch.Generator().manual_seed(3)
     base = torch.randn(3 if shared else 6, 8, 5, 7, generator=generator)
@@ -291,7 +292,7 @@ def test_any_layout_of_inputs_and_gradients(shared: bool) -> None:
     assert torch.equal(one, other)
 
 
-def test_channels_last_stays() -> None:
+def test_channels_last_is_kept() -> None:
     norm = make_norm(4)
     x = torch.randn(4, 4, 5, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
     r = torch.randn(4, 4, 5, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -300,8 +301,8 @@ def test_channels_last_stays() -> None:
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, x.grad, r.grad))
 
 
-def test_only_some_gradients_are_wanted() -> None:
-    """Frozen norms, data without a gradient, no gradient at all."""
+def test_only_some_gradients_are_required() -> None:
+    """Frozen norm, input that requires no gradient, no gradient at all."""
     norm, x, up = make_norm(3), torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
     everything = x.clone().requires_grad_()
     twin = copy.deepcopy(norm)
@@ -317,7 +318,7 @@ def test_only_some_gradients_are_wanted() -> None:
         assert not out.requires_grad
 
 
-def test_the_type_of_the_input_counts_not_torchs_default() -> None:
+def test_default_dtype_is_ignored() -> None:
     norm, x = make_norm(3), torch.randn(4, 3, 5, 5)
     expected = norm_lif.norm_lif(copy.deepcopy(norm), x, None, 2, Neuron())
     torch.set_default_dtype(torch.float64)
@@ -329,8 +330,8 @@ def test_the_type_of_the_input_counts_not_torchs_default() -> None:
     assert torch.equal(out, expected)
 
 
-def test_a_gradient_may_be_asked_for_twice_but_not_of_itself() -> None:
-    """The surrogate's own slope is not computed: better no second derivative than a wrong one."""
+def test_second_backward_pass_but_no_second_derivative() -> None:
+    """The surrogate's derivative is not implemented, so a second derivative would be wrong; it raises instead."""
     norm, x = make_norm(3), torch.randn(4, 3, 5, 5, requires_grad=True)
     out = norm_lif.norm_lif(norm, x, None, 2, Neuron())
     first = torch.autograd.grad(out.sum(), (x, norm.weight), retain_graph=True)
@@ -349,7 +350,7 @@ from asfedbridge.kernels import openmp
 from asfedbridge.kernels import sparse_conv
 from asfedbridge.kernels import norm_lif
 
-openmp.ALONE = 1
+openmp.MIN_PARALLEL_SIZE = 1
 torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
 
 def digest():
@@ -367,10 +368,10 @@ def digest():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_same_bits_again(count: int, threads: Threads) -> None:
-    """Also in another process: runs are compared by their checksums."""
+def test_results_are_bit_identical(count: int, threads: Threads) -> None:
+    """In repeated calls and, with one thread, in another process."""
     space: dict[str, Any] = {}
-    exec(REPEAT.split("openmp.ALONE")[0] + "def digest" + REPEAT.split("def digest")[1], space)
+    exec(REPEAT.split("openmp.MIN_PARALLEL_SIZE")[0] + "def digest" + REPEAT.split("def digest")[1], space)
     threads(count)
     here = [space["digest"]() for _ in range(3)]
     assert len(set(here)) == 1

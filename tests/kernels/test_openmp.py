@@ -1,4 +1,4 @@
-"""Kernels on several threads: each part once, on torch's threads or on a pool."""
+"""Kernels on several threads: every part runs exactly once, on torch's OpenMP threads or on a thread pool."""
 
 import multiprocessing
 import os
@@ -18,17 +18,17 @@ Threads = Callable[[int], None]
 
 @pytest.fixture(params=["openmp", "pool"])
 def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Torch's OpenMP threads, and the threads used where these cannot be reached."""
+    """Runs a test on torch's OpenMP threads and on the thread pool that replaces them where they are not accessible."""
     if request.param == "pool":
         monkeypatch.setattr(openmp, "_openmp", lambda: None)
     elif openmp._openmp() is None:
-        pytest.skip("torch comes without GNU's OpenMP here")
+        pytest.skip("this torch does not ship GNU OpenMP")
     return str(request.param)
 
 
 @pytest.mark.usefixtures("team")
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_each_part_runs_exactly_once(count: int) -> None:
+def test_each_part_runs_once(count: int) -> None:
     seen: list[int] = []
     for _ in range(20):
         openmp.parallel(count, seen.append)
@@ -37,7 +37,7 @@ def test_each_part_runs_exactly_once(count: int) -> None:
 
 @pytest.mark.usefixtures("team")
 def test_parts_run_at_the_same_time() -> None:
-    """Each waits for the other: one after the other, they would never meet."""
+    """Each waits for the other at a barrier: run sequentially, the first would time out."""
     meeting = threading.Barrier(2, timeout=300)
     openmp.parallel(2, lambda k: meeting.wait() * 0)
     assert not meeting.broken
@@ -45,8 +45,8 @@ def test_parts_run_at_the_same_time() -> None:
 
 @pytest.mark.usefixtures("team")
 @pytest.mark.parametrize("bad", [0, 1])
-def test_an_exception_comes_out(bad: int) -> None:
-    """In a callback from C it would be printed and forgotten, and the result be garbage."""
+def test_exception_reaches_the_caller(bad: int) -> None:
+    """ctypes prints exceptions of a callback and drops them; the result would be garbage."""
 
     def work(k: int) -> None:
         if k == bad:
@@ -55,12 +55,12 @@ def test_an_exception_comes_out(bad: int) -> None:
     with pytest.raises(ValueError, match=f"part {bad}"):
         openmp.parallel(2, work)
     seen: list[int] = []
-    openmp.parallel(2, seen.append)  # and the threads live on
+    openmp.parallel(2, seen.append)  # the threads still work
     assert sorted(seen) == [0, 1]
 
 
 @pytest.mark.usefixtures("team")
-def test_another_python_thread_may_call() -> None:
+def test_several_python_threads_may_call() -> None:
     seen: list[list[int]] = [[] for _ in range(4)]
     callers = [threading.Thread(target=openmp.parallel, args=(2, own.append)) for own in seen]
     for caller in callers:
@@ -82,8 +82,8 @@ assert sorted(seen) == [0, 1, 2], seen
 
 
 @pytest.mark.parametrize("setting", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}])
-def test_nothing_is_lost_when_openmp_gives_fewer_threads(setting: dict[str, str]) -> None:
-    """Clusters and schedulers set these. A part that never runs leaves uninitialised memory behind, without a word."""
+def test_every_part_runs_when_openmp_provides_fewer_threads(setting: dict[str, str]) -> None:
+    """Cluster schedulers set these variables. A part that does not run would silently leave uninitialised memory."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED],
         env=os.environ | setting,
@@ -104,15 +104,15 @@ def _in_child(pool: bool, answers: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "pool"), [("forkserver", False), ("fork", True)])
-def test_child_processes_have_threads_of_their_own(
+def test_child_processes_have_their_own_threads(
     method: str, pool: bool, monkeypatch: pytest.MonkeyPatch, threads: Threads
 ) -> None:
-    """A fork inherits the pool but not its threads: it must not wait for them.
+    """A forked process inherits the pool object but not its threads, and must not wait for them.
 
-    GNU's OpenMP does not survive a fork (nor does torch); children that compute are not forked.
+    GNU OpenMP does not survive a fork (nor does torch), so processes that compute are not forked.
     """
     if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"no {method} here")
+        pytest.skip(f"this platform has no {method}")
     threads(2)
     if pool:
         monkeypatch.setattr(openmp, "_openmp", lambda: None)
@@ -132,20 +132,20 @@ def test_child_processes_have_threads_of_their_own(
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize(("length", "tile"), [(1, 4), (4, 4), (5, 4), (23, 4), (40, 4), (7, 1)])
-def test_stretches_cover_a_row_once_and_start_at_tiles(count: int, length: int, tile: int, threads: Threads) -> None:
+def test_ranges_cover_a_row_once_and_start_at_tiles(count: int, length: int, tile: int, threads: Threads) -> None:
     threads(count)
-    stretches: list[tuple[int, int, int]] = []
-    openmp.spread(lambda k, low, high: stretches.append((k, low, high)), length, tile, 1, lambda k: (k,))
-    stretches.sort()
-    assert [k for k, _, _ in stretches] == list(range(min(count, -(-length // tile))))
-    assert [i for _, low, high in stretches for i in range(low, high)] == list(range(length))
-    assert all(low % tile == 0 and high > low for _, low, high in stretches)
+    ranges: list[tuple[int, int, int]] = []
+    openmp.spread(lambda k, low, high: ranges.append((k, low, high)), length, tile, 1, lambda k: (k,))
+    ranges.sort()
+    assert [k for k, _, _ in ranges] == list(range(min(count, -(-length // tile))))
+    assert [i for _, low, high in ranges for i in range(low, high)] == list(range(length))
+    assert all(low % tile == 0 and high > low for _, low, high in ranges)
 
 
-def test_small_work_stays_in_one_thread(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_work_uses_one_thread(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     threads(2)
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(openmp, "ALONE", 100)
+    monkeypatch.setattr(openmp, "MIN_PARALLEL_SIZE", 100)
     openmp.spread(lambda low, high: calls.append((low, high)), 33, 1, 3, lambda k: ())
     assert calls == [(0, 33)]
     openmp.spread(lambda low, high: calls.append((low, high)), 50, 1, 2, lambda k: ())
@@ -153,8 +153,8 @@ def test_small_work_stays_in_one_thread(threads: Threads, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_spread_uses_the_threads_torch_is_given(count: int, threads: Threads) -> None:
-    """``threads=1`` in a run's settings must mean one."""
+def test_spread_uses_as_many_threads_as_torch(count: int, threads: Threads) -> None:
+    """The specification's ``threads`` must limit these kernels too."""
     threads(count)
     seen: list[int] = []
     openmp.spread(lambda k, low, high: seen.append(k), 10, 1, 1, lambda k: (k,))

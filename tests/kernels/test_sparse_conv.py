@@ -1,4 +1,4 @@
-"""The event-driven convolution, against a dense one in double precision."""
+"""The sparse convolution against a dense one in double precision."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def noise(*shape: int, seed: int = 2) -> Tensor:
 
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
-    """Force a path, forward and backward; the list says of each call of the kernel whether it was for a gradient."""
+    """Forces sparse or dense code, forward and backward. The list records ``gradient`` of each sparse call."""
 
     def force(forward: str, backward: str) -> list[bool]:
         calls: list[bool] = []
@@ -42,15 +42,15 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
             original(*args, gradient=gradient)
 
         monkeypatch.setattr(sparse_conv, "_scatter", counted)
-        monkeypatch.setattr(sparse_conv, "DENSE_FORWARD", {"events": 2.0, "dense": -1.0}[forward])
-        monkeypatch.setattr(sparse_conv, "DENSE_BACKWARD", {"events": 2.0, "dense": -1.0}[backward])
+        monkeypatch.setattr(sparse_conv, "DENSE_FORWARD", {"sparse": 2.0, "dense": -1.0}[forward])
+        monkeypatch.setattr(sparse_conv, "DENSE_BACKWARD", {"sparse": 2.0, "dense": -1.0}[backward])
         return calls
 
     return force
 
 
 def check(conv: nn.Conv2d, spikes: Tensor, up: Tensor) -> None:
-    """Output and both gradients, to the rounding of sums in single precision."""
+    """Compares the output and both gradients, up to rounding of sums in single precision."""
     x, x64 = spikes.clone().requires_grad_(), spikes.double().requires_grad_()
     weight = conv.weight.detach().double().requires_grad_()
     expected = F.conv2d(x64, weight, stride=conv.stride, padding=1)
@@ -61,7 +61,7 @@ def check(conv: nn.Conv2d, spikes: Tensor, up: Tensor) -> None:
     assert out.dtype == torch.float32
     assert conv.weight.grad is not None
     for value, right in ((out, expected), (conv.weight.grad, weight.grad), (x.grad, x64.grad)):
-        # Terms are of size one; their number under the root is what rounding errors grow with.
+        # Terms are of size 1, so rounding errors grow with the size of the sum.
         assert value.shape == right.shape
         scale = max(1.0, right.abs().max().item())
         torch.testing.assert_close(value.double(), right, rtol=1e-5, atol=2e-6 * scale)
@@ -70,11 +70,11 @@ def check(conv: nn.Conv2d, spikes: Tensor, up: Tensor) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("channels", [(16, 16), (16, 48), (48, 32), (32, 144), (144, 16)])
 @pytest.mark.parametrize("rate", [0.0, 0.02, 0.2, 1.1])
-def test_events_give_the_dense_convolution(
+def test_sparse_matches_dense(
     size: tuple[int, int], channels: tuple[int, int], rate: float, take: Callable[..., list[bool]]
 ) -> None:
-    """At all borders, in every shape of image, also with no spike and with nothing but spikes."""
-    calls = take("events", "events")
+    """All borders and image shapes, also without any spike and with spikes only."""
+    calls = take("sparse", "sparse")
     check(make(*channels), fire(rate, 3, channels[0], *size), noise(3, channels[1], *size))
     assert calls == [False, True]
 
@@ -82,33 +82,32 @@ def test_events_give_the_dense_convolution(
 @pytest.mark.parametrize("size", [*SIZES, (4, 4), (6, 5)])
 @pytest.mark.parametrize("channels", [(16, 16), (16, 48), (48, 32), (32, 144), (144, 16)])
 @pytest.mark.parametrize("rate", [0.02, 0.2, 1.1])
-def test_every_second_pixel(
+def test_stride_2_with_even_and_odd_sizes(
     size: tuple[int, int], channels: tuple[int, int], rate: float, take: Callable[..., list[bool]]
 ) -> None:
-    """Stride 2, even and odd sizes."""
-    calls = take("events", "events")
+    calls = take("sparse", "sparse")
     out = -(-size[0] // 2), -(-size[1] // 2)
     check(make(*channels, stride=2), fire(rate, 3, channels[0], *size), noise(3, channels[1], *out))
     assert calls == [False, True]
 
 
-@pytest.mark.parametrize("forward", ["events", "dense"])
-@pytest.mark.parametrize("backward", ["events", "dense"])
+@pytest.mark.parametrize("forward", ["sparse", "dense"])
+@pytest.mark.parametrize("backward", ["sparse", "dense"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_both_ways_agree(
+def test_sparse_and_dense_passes_combine(
     forward: str, backward: str, layout: torch.memory_format, take: Callable[..., list[bool]]
 ) -> None:
     calls = take(forward, backward)
-    conv = make(32, 48).to(memory_format=layout)
+    conv = make(32, 48).to(memory_format=layout)  # type: ignore[call-overload]
     check(conv, fire(0.2, 2, 32, 5, 7).contiguous(memory_format=layout), noise(2, 48, 5, 7))
-    assert calls == [False] * (forward == "events") + [True] * (backward == "events")
+    assert calls == [False] * (forward == "sparse") + [True] * (backward == "sparse")
 
 
 @pytest.mark.parametrize("y", [0, 1, 2, 3])
 @pytest.mark.parametrize("x", [0, 1, 2])
-def test_one_spike_leaves_the_kernel_around_it(y: int, x: int, take: Callable[..., list[bool]]) -> None:
-    """Turned by half a circle, cut at the border; each pixel by hand."""
-    take("events", "events")
+def test_output_of_one_spike_is_the_rotated_kernel(y: int, x: int, take: Callable[..., list[bool]]) -> None:
+    """Rotated by 180 degrees and clipped at the border."""
+    take("sparse", "sparse")
     conv, spikes = make(16, 16), torch.zeros(1, 16, 4, 3)
     spikes[0, 5, y, x] = 1
     out = sparse_conv.convolve(conv, spikes)
@@ -122,10 +121,10 @@ def test_one_spike_leaves_the_kernel_around_it(y: int, x: int, take: Callable[..
 
 @pytest.mark.parametrize("block", [16, 32, 96])
 def test_input_channels_in_blocks(block: int, take: Callable[..., list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patches are taken as many at a time as the cache holds: 144 channels in 9, 5 (the last cut) or 2 blocks, of which
-    the one of 96 takes a word of 64 spikes and one of 32."""
-    take("events", "events")
-    monkeypatch.setattr(sparse_conv, "CACHE", block * 9 * 32 * 4)
+    """144 channels in 9 blocks, in 5 (the last one partial) or in 2. A block of 96 needs a word of 64 spikes and one
+    of 32."""
+    take("sparse", "sparse")
+    monkeypatch.setattr(sparse_conv, "PATCH_BYTES", block * 9 * 32 * 4)
     seen = []
     original = sparse_conv.openmp.spread
 
@@ -141,14 +140,14 @@ def test_input_channels_in_blocks(block: int, take: Callable[..., list[bool]], m
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("images", [1, 2, 5])
 def test_threads_share_the_images(count: int, images: int, take: Callable[..., list[bool]], threads: Threads) -> None:
-    """Also more threads than images; each thread has its own sum of the weights' gradient."""
-    take("events", "events")
+    """Also with more threads than images. Each thread sums its own weight gradient."""
+    take("sparse", "sparse")
     threads(count)
     check(make(16, 32), fire(0.2, images, 16, 5, 7), noise(images, 32, 5, 7))
 
 
-def test_the_rate_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Just below and just above each threshold. The rate is that of every eighth image."""
+def test_firing_rate_selects_sparse_or_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates just below and just above each threshold, estimated from every eighth image."""
     calls: list[bool] = []
     original: Callable[..., None] = sparse_conv._scatter
 
@@ -197,7 +196,7 @@ def test_the_thresholds_are_rates() -> None:
         {"padding_mode": "reflect"},
     ],
 )
-def test_other_convolutions_are_left_to_torch(options: dict[str, Any]) -> None:
+def test_other_convolutions_do_not_fit(options: dict[str, Any]) -> None:
     plain: dict[str, Any] = {
         "in_channels": 32,
         "out_channels": 16,
@@ -211,8 +210,8 @@ def test_other_convolutions_are_left_to_torch(options: dict[str, Any]) -> None:
     assert not sparse_conv.fits(nn.Conv2d(**plain | options))
 
 
-@pytest.mark.parametrize("way", ["events", "dense"])
-def test_only_some_gradients_are_wanted(way: str, take: Callable[..., list[bool]]) -> None:
+@pytest.mark.parametrize("way", ["sparse", "dense"])
+def test_only_some_gradients_are_required(way: str, take: Callable[..., list[bool]]) -> None:
     calls = take(way, way)
     conv, spikes, up = make(16, 32), fire(0.2, 2, 16, 4, 4), noise(2, 32, 4, 4)
     x = spikes.clone().requires_grad_()
@@ -223,7 +222,7 @@ def test_only_some_gradients_are_wanted(way: str, take: Callable[..., list[bool]
     calls.clear()
     (alone,) = torch.autograd.grad(sparse_conv.convolve(conv, x), x, up)
     assert torch.equal(alone, d_x)
-    assert True not in calls  # no work for a gradient nobody wants
+    assert True not in calls  # the weight gradient is not computed
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             out = sparse_conv.convolve(conv, spikes)
@@ -233,8 +232,8 @@ def test_only_some_gradients_are_wanted(way: str, take: Callable[..., list[bool]
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_strided_and_expanded_tensors(layout: torch.memory_format, take: Callable[..., list[bool]]) -> None:
-    """The kernel reads memory by address: every second channel, or one number standing for all, must be laid out."""
-    take("events", "events")
+    """The kernel needs contiguous memory, so strided and expanded tensors must be copied."""
+    take("sparse", "sparse")
     conv = make(16, 16)
     wide = fire(0.2, 2, 32, 4, 5).contiguous(memory_format=layout)
     check(conv, wide[:, ::2], noise(2, 32, 4, 5).contiguous(memory_format=layout)[:, ::2])
@@ -248,17 +247,17 @@ def test_strided_and_expanded_tensors(layout: torch.memory_format, take: Callabl
     assert torch.equal(sparse_conv.convolve(conv, everywhere), sparse_conv.convolve(conv, everywhere.clone()))
 
 
-def test_channels_last_comes_out(take: Callable[..., list[bool]]) -> None:
-    take("events", "events")
-    conv = make(16, 32).to(memory_format=torch.channels_last)
+def test_channels_last_is_kept(take: Callable[..., list[bool]]) -> None:
+    take("sparse", "sparse")
+    conv = make(16, 32).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = fire(0.2, 2, 16, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
     out = sparse_conv.convolve(conv, x)
     out.backward(noise(2, 32, 4, 5).contiguous(memory_format=torch.channels_last))
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (out, x.grad, conv.weight.grad))
 
 
-def test_the_type_of_the_input_counts_not_torchs_default(take: Callable[..., list[bool]]) -> None:
-    take("events", "events")
+def test_default_dtype_is_ignored(take: Callable[..., list[bool]]) -> None:
+    take("sparse", "sparse")
     conv, spikes = make(16, 16), fire(0.2, 2, 16, 4, 5)
     torch.set_default_dtype(torch.float64)
     try:
@@ -268,7 +267,7 @@ def test_the_type_of_the_input_counts_not_torchs_default(take: Callable[..., lis
 
 
 def test_no_second_derivative(take: Callable[..., list[bool]]) -> None:
-    take("events", "events")
+    take("sparse", "sparse")
     conv, x = make(16, 16), fire(0.2, 1, 16, 4, 4).requires_grad_()
     (grad,) = torch.autograd.grad((sparse_conv.convolve(conv, x) ** 2).sum(), conv.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -276,16 +275,14 @@ def test_no_second_derivative(take: Callable[..., list[bool]]) -> None:
 
 
 def branches(conv: nn.Conv2d, side: nn.Conv2d | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two ways from one input, as torch does it."""
+    """Both branches computed by torch."""
     return conv(x), x if side is None else side(x)
 
 
-@pytest.mark.parametrize("way", ["events", "dense"])
+@pytest.mark.parametrize("way", ["sparse", "dense"])
 @pytest.mark.parametrize(("shortcut", "stride"), [("identity", 1), ("1x1", 1), ("1x1", 2)])
-def test_a_fork_is_two_ways_from_one_input(
-    way: str, shortcut: str, stride: int, take: Callable[..., list[bool]]
-) -> None:
-    """Both outputs, and the gradients of input and weights when both ways bring one."""
+def test_fork_matches_two_branches(way: str, shortcut: str, stride: int, take: Callable[..., list[bool]]) -> None:
+    """Both outputs, and the gradients of input and weights when both outputs have a gradient."""
     take(way, way)
     conv = make(16, 32, stride=stride)
     side = None if shortcut == "identity" else nn.Conv2d(16, 32, 1, stride, bias=False)
@@ -303,9 +300,9 @@ def test_a_fork_is_two_ways_from_one_input(
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("shortcut", ["identity", "1x1"])
-def test_one_way_of_a_fork_alone(which: int, shortcut: str, take: Callable[..., list[bool]]) -> None:
-    """The other way brings no gradient: none is added, and nothing that is not wanted is computed."""
-    calls = take("events", "events")
+def test_fork_with_a_gradient_of_one_output(which: int, shortcut: str, take: Callable[..., list[bool]]) -> None:
+    """The other output has no gradient, so nothing is added. Gradients that are not required are not computed."""
+    calls = take("sparse", "sparse")
     conv, side = make(16, 16), None if shortcut == "identity" else nn.Conv2d(16, 16, 1, bias=False)
     spikes = fire(0.2, 2, 16, 4, 4)
     x = spikes.clone().requires_grad_()
@@ -323,9 +320,9 @@ def test_one_way_of_a_fork_alone(which: int, shortcut: str, take: Callable[..., 
     torch.testing.assert_close(d_weight, right, rtol=1e-5, atol=1e-4)
 
 
-def test_a_fork_leaves_the_gradients_of_others_alone(take: Callable[..., list[bool]]) -> None:
-    """The sum is made in memory of its own: a gradient that came from outside must not change."""
-    take("events", "events")
+def test_fork_does_not_modify_incoming_gradients(take: Callable[..., list[bool]]) -> None:
+    """The in-place sum must not write to a gradient that was passed in."""
+    take("sparse", "sparse")
     conv, x = make(16, 16), fire(0.2, 2, 16, 4, 4).requires_grad_()
     ups = noise(2, 16, 4, 4, seed=1), noise(2, 16, 4, 4, seed=2)
     kept = [up.clone() for up in ups]

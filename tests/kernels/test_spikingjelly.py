@@ -1,4 +1,6 @@
-"""SpikingJelly computing our neuron: what its CUDA kernels do is checked here on its CPU code."""
+"""LIF computed by SpikingJelly. Its CPU code is tested here in place of its CUDA kernels."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +26,8 @@ def membranes(x: torch.Tensor, neuron: Neuron) -> torch.Tensor:
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.25, 0.3])
 @pytest.mark.parametrize(("steps", "threshold"), [(1, 1.0), (4, 1.0), (16, 1.0), (4, 0.6)])
-def test_it_is_our_neuron(surrogate: str, detach: bool, decay: float, steps: int, threshold: float) -> None:
-    """Its time constant rounds most decays, so membranes at the threshold are left out; the rest must agree."""
+def test_matches_the_reference(surrogate: str, detach: bool, decay: float, steps: int, threshold: float) -> None:
+    """The time constant rounds most decays, so inputs with a membrane at the threshold are excluded."""
     neuron = Neuron(decay, threshold, surrogate, SHARPNESS[surrogate], detach)  # type: ignore[arg-type]
     x = 0.4 + 0.8 * torch.randn(steps, 400, generator=torch.Generator().manual_seed(0))
     distance = (membranes(x.double(), neuron) - threshold).abs()
@@ -44,8 +46,8 @@ def test_it_is_our_neuron(surrogate: str, detach: bool, decay: float, steps: int
     torch.testing.assert_close(grad, right, rtol=1e-4, atol=2e-5 * right.abs().max().item())
 
 
-def test_at_the_threshold_it_fires_too() -> None:
-    """Quarters with a decay of a half are exact: many membranes are at the threshold to the last bit."""
+def test_membrane_exactly_at_the_threshold() -> None:
+    """Multiples of 1/4 with decay 1/2 are exact in float32, so many membranes equal the threshold exactly."""
     neuron = Neuron(decay=0.5, threshold=1.0)
     x = torch.randint(-2, 6, (4, 3, 200), generator=torch.Generator().manual_seed(0)) / 4
     assert (membranes(x, neuron) == 1.0).sum() > 100
@@ -63,15 +65,18 @@ def test_layouts(layout: torch.memory_format) -> None:
 
 
 @pytest.mark.parametrize(("decay", "can"), [(0.0, False), (0.01, True), (0.99, True), (1.0, False)])
-def test_decays_without_a_time_constant_are_left_to_torch(
-    decay: float, can: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decays_without_a_time_constant_use_torch(decay: float, can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     neuron = Neuron(decay=decay)
     assert spikingjelly.fits(neuron) == can
     monkeypatch.setenv(VARIABLE, "spikingjelly")
     called = []
     original = spikingjelly.lif_spikingjelly
-    monkeypatch.setattr(spikingjelly, "lif_spikingjelly", lambda *args: called.append(1) or original(*args))
+
+    def watched(*args: Any) -> Any:
+        called.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(spikingjelly, "lif_spikingjelly", watched)
     x = 0.4 + torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(0))
     assert torch.equal(lif(x, neuron), lif_reference(x, neuron))
     assert bool(called) == can

@@ -1,4 +1,4 @@
-"""A task of 8x8 images and clients that learn it in a moment."""
+"""A task of 8x8 images and small clients."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -18,7 +18,7 @@ SMALL = {"bridge_width": 0.375}
 
 
 class Lab:
-    """Makes methods, clients and shards of a few examples."""
+    """Builds methods, clients and shards of a few examples."""
 
     task = Task(classes=4, channels=1, image_size=8, rounds=2, epochs=1, batch_size=4, feature_dim=8)
 
@@ -38,12 +38,12 @@ class Lab:
         return build_client(method, task or self.task, info, shard)
 
     def one_batch(self, **changes: Any) -> Task:
-        """The task with all examples of a client in one batch: what is reported is the loss before any step."""
+        """The task with one batch per epoch, so that the reported loss is the one before the step."""
         return replace(self.task, batch_size=64, **changes)
 
     def gentle(self, **changes: Any) -> Task:
-        """The task at low learning rates: at the usual ones, batches of two to four random images can make weights
-        explode, and how far depends on the instructions of the processor."""
+        """The task with low learning rates. With the usual ones, batches of two to four random images can make weights
+        diverge by an amount that depends on the processor."""
         return replace(self.task, optimiser=Optimiser(lr_ann=1e-3, lr_snn=1e-3), **changes)
 
     def turn(self, method: Method, client: Client, rnd: Round | None = None) -> Upload:
@@ -59,7 +59,7 @@ def lab() -> Lab:
 
 @pytest.fixture
 def to_bytes() -> Callable[[nn.Module], dict[str, bytes]]:
-    """All of a module that persists, buffers too, bit for bit."""
+    """The bytes of a module's state dict, including buffers."""
 
     def read(module: nn.Module) -> dict[str, bytes]:
         tensors: dict[str, Tensor] = dict(module.named_parameters()) | dict(module.named_buffers())

@@ -17,7 +17,7 @@ from asfedbridge.engines.turn import build_client
 from asfedbridge.methods.as_fedbridge import ASFedBridge, choose
 from asfedbridge.models.zoo import bridge_of
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import apply_overrides
 
 KINDS: list[Kind] = ["ann", "snn"]
@@ -34,11 +34,11 @@ def terms_of(upload: Upload) -> set[str]:
     return {name for name in upload.metrics if name.startswith(("extract.", "inject."))}
 
 
-# what is frozen, what crosses
+# frozen modules and payloads
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_extraction_changes_no_byte_of_the_bridge(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+def test_extraction_does_not_change_the_bridge(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
     method = lab.method("as-fedbridge")
     client = lab.client(method, kind)
     bridge, backbone = to_bytes(bridge_of(client)), to_bytes(client.backbone)
@@ -50,7 +50,7 @@ def test_extraction_changes_no_byte_of_the_bridge(lab: Any, to_bytes: Bytes, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_injection_changes_no_byte_of_the_backbone(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+def test_injection_does_not_change_the_backbone(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
     method = lab.method("as-fedbridge")
     client = lab.client(method, kind)
     bridge, backbone = to_bytes(bridge_of(client)), to_bytes(client.backbone)
@@ -65,7 +65,7 @@ def test_injection_changes_no_byte_of_the_backbone(lab: Any, to_bytes: Bytes, ki
 @pytest.mark.parametrize(
     ("kind", "ports", "learns"), [("snn", True, True), ("snn", False, False), ("ann", True, False)]
 )
-def test_scales_learn_from_the_rate_branch_alone(
+def test_port_scales_are_trained_only_by_the_rate_branch(
     lab: Any, to_bytes: Bytes, kind: Kind, ports: bool, learns: bool
 ) -> None:
     method = lab.method("as-fedbridge", pseudo_spike=ports)
@@ -78,7 +78,7 @@ def test_scales_learn_from_the_rate_branch_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_body_leaves(lab: Any, kind: Kind) -> None:
+def test_only_the_body_is_uploaded(lab: Any, kind: Kind) -> None:
     method = lab.method("as-fedbridge")
     client = lab.client(method, kind)
     up = lab.turn(method, client).payload
@@ -89,7 +89,7 @@ def test_only_the_body_leaves(lab: Any, kind: Kind) -> None:
     assert not any("head" in name or "running" in name for name in up)
 
 
-def test_a_shared_head_leaves_with_the_body(lab: Any) -> None:
+def test_shared_head_is_uploaded_with_the_body(lab: Any) -> None:
     method = lab.method("as-fedbridge", personal_head=False)
     client = lab.client(method)
     up = lab.turn(method, client).payload
@@ -98,7 +98,7 @@ def test_a_shared_head_leaves_with_the_body(lab: Any) -> None:
     assert torch.equal(up["head.weight"], bridge.head.weight)
 
 
-def test_averaged_statistics_leave_too(lab: Any) -> None:
+def test_averaged_statistics_are_uploaded(lab: Any) -> None:
     method = lab.method("as-fedbridge", bn_buffers="averaged")
     client = lab.client(method)
     up = lab.turn(method, client).payload
@@ -108,7 +108,7 @@ def test_averaged_statistics_leave_too(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("personal", [True, False])
-def test_receiving_replaces_what_is_shared_only(lab: Any, to_bytes: Bytes, personal: bool) -> None:
+def test_download_replaces_only_the_shared_part(lab: Any, to_bytes: Bytes, personal: bool) -> None:
     method = lab.method("as-fedbridge", personal_head=personal)
     client = lab.client(method)
     down = {name: torch.full(shape, 0.5) for name, shape in method.downloads(client.task, client.info).items()}
@@ -119,7 +119,7 @@ def test_receiving_replaces_what_is_shared_only(lab: Any, to_bytes: Bytes, perso
     assert (to_bytes(bridge_of(client).head) == head) == personal
 
 
-def test_the_body_of_the_paper_is_about_4_mb(lab: Any) -> None:
+def test_body_size_is_about_4_mb(lab: Any) -> None:
     declared = ASFedBridge().uploads(Task(100, 3, 32), lab.info())
     scalars = sum(torch.Size(shape).numel() for shape in declared.values())
     assert round(4 * scalars / 2**20, 2) == 3.93
@@ -142,7 +142,7 @@ def test_the_body_of_the_paper_is_about_4_mb(lab: Any) -> None:
         ({"direction": "snn-to-ann"}, INJECT, {"extract.kd"}),
         ({"direction": "snn-to-ann", "receivers": "frozen"}, INJECT, {"extract.kd"}),
     ],
-    ids=lambda value: str(sorted(value)),  # a set has another order in another process
+    ids=lambda value: str(sorted(value)),  # the order of a set differs between processes
 )
 def test_a_switch_removes_exactly_its_terms(
     lab: Any, switch: dict[str, Any], ann_loses: set[str], snn_loses: set[str]
@@ -172,10 +172,10 @@ def test_a_frozen_receiver_only_extracts(lab: Any, to_bytes: Bytes, direction: s
 
 @pytest.mark.parametrize("personal", [True, False])
 @pytest.mark.parametrize(("direction", "kind"), RECEIVERS)
-def test_a_receiver_adapts_what_is_private(
+def test_receiver_adapts_its_private_part(
     lab: Any, to_bytes: Bytes, direction: str, kind: Kind, personal: bool
 ) -> None:
-    """Head and BatchNorm statistics change; the trainable tensors of the body, and a shared head, do not."""
+    """A private head and BatchNorm statistics change; trainable tensors of the body and a shared head do not."""
     method = lab.method("as-fedbridge", direction=direction, personal_head=personal)
     frozen = lab.method("as-fedbridge", direction=direction, personal_head=personal, receivers="frozen")
     client, twin = lab.client(method, kind), lab.client(frozen, kind)
@@ -192,7 +192,7 @@ def test_a_receiver_adapts_what_is_private(
     assert to_bytes(client.backbone) == to_bytes(twin.backbone)  # until the next extraction
 
 
-def test_a_receiver_without_a_private_part_has_nothing_to_adapt(lab: Any, to_bytes: Bytes) -> None:
+def test_receiver_without_a_private_part_does_not_adapt(lab: Any, to_bytes: Bytes) -> None:
     for change in ({"bn_buffers": "averaged"}, {"bridge_norm": "group"}):
         method = lab.method("as-fedbridge", direction="snn-to-ann", personal_head=False, **change)
         client = lab.client(method)
@@ -215,8 +215,8 @@ DIGITS = {
 }
 
 
-def test_a_receivers_teacher_knows_digits(tmp_path: Path) -> None:
-    """Ten classes, on the receiver's training images, after the closing visit; a frozen one stays at chance."""
+def test_bridge_of_an_adapting_receiver_learns_digits(tmp_path: Path) -> None:
+    """Accuracy on the receiver's training images after the closing visit; at chance level if frozen."""
     spec = apply_overrides(quickstart(), DIGITS)
     setting = prepare(spec, tmp_path)
     engine = LocalEngine(spec.method, setting.task, setting.clients, setting.shards)
@@ -249,7 +249,7 @@ def distil(student_BC: Tensor, teacher_BC: Tensor) -> float:
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_extraction_minimises_the_papers_objective(lab: Any, kind: Kind, index: int) -> None:
+def test_extraction_loss_is_the_papers(lab: Any, kind: Kind, index: int) -> None:
     """CE + alpha KD for an ANN; TET + alpha KD of the noisy mean logits for an SNN; alpha from first to last round."""
     rnd, method = Round(index, 2), lab.method("as-fedbridge", lambda_tet=0.3, lambda_nld=0.8)
     client = lab.client(method, kind, task=lab.one_batch())
@@ -286,12 +286,12 @@ def pspr(rates: tuple[Tensor, ...]) -> float:
 @pytest.mark.parametrize("quantise", [True, False])
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_injection_minimises_the_papers_objective(lab: Any, kind: Kind, index: int, quantise: bool) -> None:
+def test_injection_loss_is_the_papers(lab: Any, kind: Kind, index: int, quantise: bool) -> None:
     rnd, method = Round(index, 2), lab.method("as-fedbridge", quantise=quantise)
     client = lab.client(method, kind, task=lab.one_batch())
     ((x, y),) = client.batches(client.generator(rnd, "inject"))
     with torch.no_grad():
-        client.backbone.projector.bias.fill_(0.7)  # an SNN's neurons then reach the threshold in the second step
+        client.backbone.projector.bias.fill_(0.7)  # so that an SNN's neurons fire from the second step
         bridge_of(client).body.bottleneck.bias.fill_(0.3)
         logits, rates = bridge_of(client).train().read(x)
         teacher = client.backbone.eval()(x)
@@ -310,8 +310,8 @@ def test_injection_minimises_the_papers_objective(lab: Any, kind: Kind, index: i
     assert metrics == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_body_is_held_near_the_broadcast_one(lab: Any) -> None:
-    """alpha ||w - w_r||^2 over the body alone, seen in the second epoch after one step in the first."""
+def test_proximal_term_anchors_the_received_body(lab: Any) -> None:
+    """alpha ||w - w_r||^2 over the body only; nonzero from the second epoch."""
     one, two = (lab.method("as-fedbridge", injection_epochs=epochs, alpha_prox=0.7) for epochs in (1, 2))
     client = lab.client(one, task=lab.one_batch())
     start = [p.detach().clone() for p in bridge_of(client).body.parameters()]
@@ -322,8 +322,8 @@ def test_the_body_is_held_near_the_broadcast_one(lab: Any) -> None:
     assert metrics["inject.prox"] == pytest.approx(0.7 * moved, rel=1e-3)
 
 
-def test_the_bridge_has_its_own_rate_and_decay(lab: Any) -> None:
-    """One step from the gradient, whatever the backbone's settings: w - lr (g + decay w) for matrices."""
+def test_bridge_has_its_own_rate_and_decay(lab: Any) -> None:
+    """One step, independent of the backbone's settings: w - lr (g + decay w) for matrices."""
     method = lab.method("as-fedbridge", bridge_lr=0.2, bridge_weight_decay=0.5, alpha_teach=(0.0, 0.0), alpha_prox=0.0)
     task = lab.one_batch(optimiser=Optimiser(lr_ann=9.0, weight_decay_ann=9.0))
     client = lab.client(method, task=task)
@@ -347,7 +347,7 @@ def test_the_bridge_has_its_own_rate_and_decay(lab: Any) -> None:
 
 @pytest.mark.parametrize("momentum", ["keep", "reset"])
 def test_momentum_of_the_bridge_over_a_download(lab: Any, momentum: str) -> None:
-    """The private backbone's is kept either way."""
+    """The backbone's momentum is kept in both cases."""
     method = lab.method("as-fedbridge", bridge_momentum=momentum)
     client = lab.client(method, "snn")
     up = lab.turn(method, client)
@@ -383,7 +383,7 @@ def test_uploads_are_averaged_by_shard_size(direction: str, expected: float) -> 
     assert all(up.payload["w"].item() == values[i] for i, up in ups.items() if up.payload)
 
 
-def test_a_round_without_teachers_keeps_the_body() -> None:
+def test_round_without_uploads_keeps_the_body() -> None:
     method, state = ASFedBridge(direction="ann-to-snn"), {"w": torch.tensor([3.0])}
     snn = [c for c in fleet() if c.kind == "snn"]
     assert method.server_round(state, snn, {c.id: Upload() for c in snn}, FIRST)["w"].tolist() == [3.0]
@@ -415,8 +415,8 @@ def test_a_twin_start_with_one_direction_is_refused(lab: Any) -> None:
 # gated distillation
 
 
-def test_the_gates_by_hand() -> None:
-    """Labels 0: the teacher is right and surer; right and less sure; wrong, and yet surer than the student."""
+def test_gates_by_hand() -> None:
+    """Label 0: the teacher is right and more confident; right and less confident; wrong but more confident."""
     student = torch.tensor([[1.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     teacher = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
     y = torch.zeros(3, dtype=torch.long)
@@ -425,7 +425,7 @@ def test_the_gates_by_hand() -> None:
     assert choose("confident", student, teacher, y).tolist() == [True, False, True]  # type: ignore[union-attr]
 
 
-def test_a_gate_takes_examples_out_of_the_loss() -> None:
+def test_gate_removes_examples_from_the_loss() -> None:
     student = torch.randn(4, 3, requires_grad=True)
     teacher = torch.randn(4, 3)
     chosen = torch.tensor([True, False, True, False])
@@ -439,8 +439,8 @@ def test_a_gate_takes_examples_out_of_the_loss() -> None:
     )
 
 
-def test_a_closed_gate_leaves_the_labels_alone(lab: Any) -> None:
-    """A teacher that is never right teaches nothing: the backbone is that of weight zero."""
+def test_closed_gate_disables_distillation(lab: Any) -> None:
+    """With a teacher that is never right, the result equals distillation weight zero."""
     states = []
     for changes in ({"gate": "right", "alpha_kd_ann": (2.0, 2.0)}, {"alpha_kd_ann": (0.0, 0.0)}):
         method = lab.method("as-fedbridge", **changes)
@@ -457,7 +457,7 @@ def test_a_closed_gate_leaves_the_labels_alone(lab: Any) -> None:
 # fused prediction
 
 
-def test_the_fused_prediction_is_of_backbone_and_bridge(lab: Any) -> None:
+def test_fused_prediction_averages_backbone_and_bridge(lab: Any) -> None:
     method = lab.method("as-fedbridge")
     client = lab.client(method)
     metrics = lab.turn(method, client).metrics
@@ -469,7 +469,7 @@ def test_the_fused_prediction_is_of_backbone_and_bridge(lab: Any) -> None:
     assert metrics["trained.fused_weight"] == 0.5
 
 
-def test_images_that_weigh_the_fusion_do_not_train(lab: Any) -> None:
+def test_held_out_images_are_not_trained_on(lab: Any) -> None:
     method = lab.method("as-fedbridge", fused_holdout=0.3)
     client, again = lab.client(method), lab.client(method)
     assert (client.shard.train_size, client.held_out.test_size) == (7, 3)
@@ -480,6 +480,6 @@ def test_images_that_weigh_the_fusion_do_not_train(lab: Any) -> None:
     assert 0 <= metrics["trained.fused_weight"] <= 1
 
 
-def test_a_holdout_of_everything_is_refused(lab: Any) -> None:
+def test_holdout_of_all_images_is_refused(lab: Any) -> None:
     with pytest.raises(BadInput, match=r"^method.fused_holdout=1.0 leaves nothing to train on; use less than 1$"):
         lab.method("as-fedbridge", fused_holdout=1.0).check(lab.task, [lab.info()])

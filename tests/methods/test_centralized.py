@@ -3,7 +3,7 @@ from pathlib import Path
 import torch
 
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import apply_overrides
 
 SMALL = {
@@ -15,7 +15,7 @@ SMALL = {
 }
 
 
-def test_one_client_of_each_model_holds_all_that_the_others_hold(tmp_path: Path) -> None:
+def test_first_client_of_each_model_holds_all_data(tmp_path: Path) -> None:
     federated = prepare(apply_overrides(quickstart(), SMALL), tmp_path)
     pooled = prepare(apply_overrides(quickstart(), SMALL | {"method": "centralized"}), tmp_path)
     assert [(c.id, c.kind, c.width, c.T) for c in pooled.clients] == [

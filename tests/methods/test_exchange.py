@@ -1,4 +1,4 @@
-"""What crosses the boundary of a client, for every registered method."""
+"""Payloads of every registered method."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def private_storage(client: Any) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in tensors}
 
 
-def test_the_papers_direct_and_isolated_baselines_are_there() -> None:
+def test_direct_and_isolated_baselines_are_registered() -> None:
     names = {"as-fedbridge", "fedavg", "fedprox", "isolated-fedavg", "isolated-fedprox", "standalone"}
     names |= {"fedproto", "fedtgp"}
     assert names <= METHODS.keys()
@@ -37,8 +37,8 @@ def test_the_papers_direct_and_isolated_baselines_are_there() -> None:
 
 @pytest.mark.parametrize("start", ["equal", "by-kind"])
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_where_clients_start(lab: Any, name: str, start: str) -> None:
-    """After the first download: by kind, ANN and SNN differ but for direct averaging, which has one start for all."""
+def test_initial_weights_by_kind(lab: Any, name: str, start: str) -> None:
+    """After the first download with start=by-kind, ANN and SNN differ, except under direct averaging."""
     method, task = lab.method(name), replace(lab.task, start=start)
     clients = [lab.client(method, kind, task=task, id=i) for i, kind in enumerate(("ann", "ann", "snn"))]
     infos = [c.info for c in clients]
@@ -50,14 +50,14 @@ def test_where_clients_start(lab: Any, name: str, start: str) -> None:
     assert all(torch.equal(first[n], second[n]) for n in drawn)
     direct = name in ("fedavg", "fedprox")
     assert {torch.equal(first[n], spiking[n]) for n in drawn} == {start == "equal" or direct}
-    if name != "sfedhifi":  # composes its own
+    if name != "sfedhifi":  # builds its own backbone
         same = dict(build_backbone(task, infos[0 if direct else 2]).named_parameters())
         assert all(torch.equal(spiking[n], same[n]) for n in drawn)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_what_was_declared_is_what_crosses(lab: Any, name: str) -> None:
-    """Both ways, over all rounds and the closing visit; the server's rule changes neither its state nor the uploads."""
+def test_payloads_match_declarations(lab: Any, name: str) -> None:
+    """In both directions, over all rounds and the closing visit; server_round modifies neither state nor uploads."""
     method = lab.method(name)
     clients = {i: lab.client(method, kind, id=i, train_size=8 - 2 * i) for i, kind in enumerate(("ann", "snn"))}
     infos = [c.info for c in clients.values()]
@@ -92,7 +92,7 @@ def test_standalone_exchanges_nothing(lab: Any) -> None:
         assert "local.ce" in up.metrics
 
 
-def test_standalone_goes_on_with_its_momentum(lab: Any) -> None:
+def test_standalone_keeps_its_momentum(lab: Any) -> None:
     method = lab.method("standalone")
     client = lab.client(method)
     lab.turn(method, client)
@@ -101,7 +101,7 @@ def test_standalone_goes_on_with_its_momentum(lab: Any) -> None:
     assert all(torch.equal(t, before[name]) for name, t in client.momentum["backbone"].items())
 
 
-def test_the_closing_visit_trains_nothing(lab: Any) -> None:
+def test_closing_visit_does_not_train(lab: Any) -> None:
     method = lab.method("as-fedbridge")
     client = lab.client(method)
     before = {name: p.detach().clone() for name, p in client.backbone.named_parameters()}

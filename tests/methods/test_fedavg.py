@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from asfedbridge.core.client import Client
-from asfedbridge.core.errors import BadInput
-from asfedbridge.core.payload import GuardError, clone
+from asfedbridge.core.errors import BadInput, GuardError
+from asfedbridge.core.payload import clone
 from asfedbridge.core.task import ClientInfo, Kind, Round, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import build_client, take_turn
@@ -39,7 +39,7 @@ def uploads() -> dict[int, Upload]:
 
 
 @pytest.mark.parametrize("method", DIRECT, ids=name)
-def test_direct_averages_all_by_shard_size(lab: Any, method: FedAvg) -> None:
+def test_direct_averages_all_clients_by_shard_size(lab: Any, method: FedAvg) -> None:
     state, ups = {"all/w": torch.tensor([99.0, 99.0])}, uploads()
     new = method.server_round(state, fleet(lab), ups, FIRST)
     assert {key: t.tolist() for key, t in new.items()} == {"all/w": [(8 + 32 + 0 - 8) / 8, 1.0]}
@@ -48,7 +48,7 @@ def test_direct_averages_all_by_shard_size(lab: Any, method: FedAvg) -> None:
 
 
 @pytest.mark.parametrize("method", ISOLATED, ids=name)
-def test_isolated_averages_each_kind_by_itself(lab: Any, method: FedAvg) -> None:
+def test_isolated_averages_within_each_kind(lab: Any, method: FedAvg) -> None:
     state, clients = {"ann/w": torch.tensor([99.0, 99.0]), "snn/w": torch.tensor([99.0, 99.0])}, fleet(lab)
     new = method.server_round(state, clients, uploads(), FIRST)
     assert {key: t.tolist() for key, t in new.items()} == {"ann/w": [8 / 4, 1.0], "snn/w": [(32 - 8) / 4, 1.0]}
@@ -62,7 +62,7 @@ def test_isolated_averages_each_kind_by_itself(lab: Any, method: FedAvg) -> None
 
 
 @pytest.mark.parametrize("method", ISOLATED, ids=name)
-def test_a_kind_that_did_not_take_part_keeps_its_aggregate(lab: Any, method: FedAvg) -> None:
+def test_absent_kind_keeps_its_aggregate(lab: Any, method: FedAvg) -> None:
     state = {"ann/w": torch.tensor([99.0, 99.0]), "snn/w": torch.tensor([7.0, 7.0])}
     new = method.server_round(state, [c for c in fleet(lab) if c.kind == "ann"], uploads(), FIRST)
     assert {key: t.tolist() for key, t in new.items()} == {"ann/w": [2.0, 1.0], "snn/w": [7.0, 7.0]}
@@ -81,7 +81,7 @@ def test_direct_refuses_different_widths_in_one_line(lab: Any, method: FedAvg) -
 
 
 @pytest.mark.parametrize("method", ISOLATED, ids=name)
-def test_isolated_allows_a_width_per_kind(lab: Any, method: FedAvg) -> None:
+def test_isolated_allows_one_width_per_kind(lab: Any, method: FedAvg) -> None:
     method.check(lab.task, fleet(lab, 0.25, 0.5, 0.25, 0.5))
     with pytest.raises(BadInput, match=r"client 3 .*@1:snn.* client 1 .*@0.5:snn"):
         method.check(lab.task, fleet(lab, 0.25, 0.5, 0.25, 1.0))
@@ -99,7 +99,7 @@ def test_isolated_starts_every_kind_with_its_own_shapes(lab: Any) -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("policy", ["local", "averaged"])
-def test_statistics_travel_only_when_averaged(lab: Any, kind: Kind, policy: str) -> None:
+def test_statistics_are_exchanged_only_if_averaged(lab: Any, kind: Kind, policy: str) -> None:
     method = lab.method("fedavg", bn_buffers=policy)
     client = lab.client(method, kind)
     up = lab.turn(method, client).payload
@@ -113,7 +113,7 @@ def test_statistics_travel_only_when_averaged(lab: Any, kind: Kind, policy: str)
 
 
 @pytest.mark.parametrize("policy", ["local", "averaged"])
-def test_receiving_replaces_the_backbone_and_by_policy_its_statistics(lab: Any, policy: str) -> None:
+def test_download_replaces_the_backbone_and_averaged_statistics(lab: Any, policy: str) -> None:
     method = lab.method("fedavg", bn_buffers=policy)
     client = lab.client(method)
     down = {key: torch.full(shape, 0.5) for key, shape in method.downloads(client.task, client.info).items()}
@@ -123,7 +123,7 @@ def test_receiving_replaces_the_backbone_and_by_policy_its_statistics(lab: Any, 
 
 
 @pytest.mark.parametrize("method", DIRECT + ISOLATED, ids=name)
-def test_momentum_starts_anew_after_a_download(lab: Any, method: FedAvg) -> None:
+def test_download_resets_momentum(lab: Any, method: FedAvg) -> None:
     client = lab.client(method)
     up = lab.turn(method, client)
     assert client.momentum["backbone"].keys() == {key for key, _ in client.backbone.named_parameters()}
@@ -131,7 +131,7 @@ def test_momentum_starts_anew_after_a_download(lab: Any, method: FedAvg) -> None
     assert "backbone" not in client.momentum
 
 
-def test_another_widths_payload_is_stopped_at_the_door(lab: Any, to_bytes: Bytes) -> None:
+def test_payload_of_another_width_is_refused(lab: Any, to_bytes: Bytes) -> None:
     client = lab.client(FedAvg())
     before = to_bytes(client.backbone)
     wide = FedAvg().server_send(FedAvg().server_init(lab.task, [lab.info(width=0.25)]), client.info, FIRST)
@@ -142,7 +142,7 @@ def test_another_widths_payload_is_stopped_at_the_door(lab: Any, to_bytes: Bytes
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("loss", ["ce", "tet"])
-def test_the_loss_is_the_tasks(lab: Any, kind: Kind, loss: str) -> None:
+def test_loss_is_the_tasks(lab: Any, kind: Kind, loss: str) -> None:
     """Cross-entropy of the mean logits by default; TET for SNN clients alone, when the task says so."""
     method = FedAvg()
     client = lab.client(method, kind, task=replace(lab.one_batch(), snn_loss=loss))
@@ -159,12 +159,15 @@ def test_the_loss_is_the_tasks(lab: Any, kind: Kind, loss: str) -> None:
 
 
 @pytest.mark.parametrize("method", DIRECT + ISOLATED, ids=name)
-def test_a_large_fleet_is_checked_by_its_shapes(lab: Any, monkeypatch: pytest.MonkeyPatch, method: FedAvg) -> None:
+def test_large_fleet_is_checked_once_per_shape(lab: Any, monkeypatch: pytest.MonkeyPatch, method: FedAvg) -> None:
     asked: list[int] = []
     original = type(method).uploads
-    monkeypatch.setattr(
-        type(method), "uploads", lambda self, task, client: (asked.append(client.id), original(self, task, client))[1]
-    )
+
+    def watched(self: Any, task: Any, client: Any) -> Any:
+        asked.append(client.id)
+        return original(self, task, client)
+
+    monkeypatch.setattr(type(method), "uploads", watched)
     many = [lab.info(BOTH[i % 2], id=i) for i in range(5000)]
     method.check(lab.task, many)
     assert len(asked) == 2
@@ -174,7 +177,7 @@ def test_a_large_fleet_is_checked_by_its_shapes(lab: Any, monkeypatch: pytest.Mo
 
 
 def framed(lab: Any, method: FedAvg, kind: Kind, id: int, train_size: int) -> Client:
-    """A client of event data in three frames, among others whose stems are of the other shape."""
+    """A client for event data of three frames, in a fleet whose stems differ in shape."""
     task = replace(lab.task, channels=6, frames=3, stems_differ=True)
     info = ClientInfo(id, kind, "resnet18", 0.125, 3 if kind == "snn" else 1, train_size, 4)
     x = torch.randint(0, 9, (8, 6, 8, 8), generator=torch.Generator().manual_seed(id), dtype=torch.uint8)
@@ -183,7 +186,7 @@ def framed(lab: Any, method: FedAvg, kind: Kind, id: int, train_size: int) -> Cl
 
 
 @pytest.mark.parametrize("method", DIRECT, ids=name)
-def test_stems_of_unequal_shape_stay_and_all_else_is_averaged(lab: Any, method: FedAvg, to_bytes: Bytes) -> None:
+def test_stems_of_different_shape_stay_local(lab: Any, method: FedAvg, to_bytes: Bytes) -> None:
     clients = [framed(lab, method, "ann", 0, 1), framed(lab, method, "snn", 1, 3)]
     infos, task = [c.info for c in clients], clients[0].task
     method.check(task, infos)
@@ -194,14 +197,14 @@ def test_stems_of_unequal_shape_stay_and_all_else_is_averaged(lab: Any, method: 
         method.client_receive(client, method.server_send(state, client.info, FIRST), FIRST)
         assert torch.equal(client.backbone.stem.weight, stem)
         ups[client.info.id] = take_turn(method, client, method.server_send(state, client.info, FIRST), FIRST)
-        assert not torch.equal(client.backbone.stem.weight, stem)  # it learns, by itself
+        assert not torch.equal(client.backbone.stem.weight, stem)  # the local stem is trained
         assert ups[client.info.id].payload.keys() == {
             key for key, _ in client.backbone.named_parameters() if key != "stem.weight"
         }
     new = method.server_round(state, infos, ups, FIRST)
     assert new.keys() == state.keys() == {f"all/{key}" for key in ups[0].payload}
     for key in ("norm.weight", "stages.0.0.conv1.weight", "classifier.bias"):
-        mean = ups[0].payload[key] * 0.25 + ups[1].payload[key] * 0.75  # one example against three
+        mean = ups[0].payload[key] * 0.25 + ups[1].payload[key] * 0.75  # weights 1 and 3
         torch.testing.assert_close(new[f"all/{key}"], mean)
     before = [to_bytes(c.backbone)["stem.weight"] for c in clients]
     for client in clients:
@@ -216,13 +219,13 @@ def test_stems_of_unequal_shape_stay_and_all_else_is_averaged(lab: Any, method: 
 
 @pytest.mark.parametrize("method", DIRECT + ISOLATED, ids=name)
 def test_stems_of_one_shape_are_averaged(lab: Any, method: FedAvg) -> None:
-    """Of one kind of client, or within a kind."""
+    """In a fleet of one kind, or within a kind."""
     task = replace(lab.task, channels=6, frames=3, stems_differ=method in ISOLATED)
     assert method.uploads(task, lab.info("ann"))["stem.weight"] == (8, 6, 3, 3)
     assert method.notes(task) == []
 
 
-def test_no_proximal_force_on_a_stem_that_was_not_sent(lab: Any) -> None:
+def test_local_stem_has_no_proximal_term(lab: Any) -> None:
     method = FedProx(mu=1.0)
     client = framed(lab, method, "snn", 0, 8)
     down = method.server_send(method.server_init(client.task, [client.info]), client.info, FIRST)

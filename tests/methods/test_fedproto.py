@@ -1,4 +1,4 @@
-"""FedProto: class means up, their mean over owners down, features pulled towards it."""
+"""FedProto: class means are uploaded, averaged over clients, sent back and used as targets for features."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from asfedbridge.core.client import Client
 from asfedbridge.core.task import Kind, Optimiser, Output, Round, Task, Upload
 from asfedbridge.data.loader import Shard
 from asfedbridge.engines.turn import evaluate_at, take_turn
-from asfedbridge.methods.fedproto import UNKNOWN, FedProto, Prototypes, mean_features, prototypes_of
+from asfedbridge.methods.fedproto import UNKNOWN_LOGIT, FedProto, Prototypes, mean_features, prototypes_of
 
 KINDS: list[Kind] = ["ann", "snn"]
 FIRST, SECOND = Round(0, 2), Round(1, 2)
@@ -24,7 +24,7 @@ Bytes = Callable[[nn.Module], dict[str, bytes]]
 
 
 def shard_of(labels: list[int], augment: str = "none") -> Shard:
-    """Random images with these labels, to train and to test on."""
+    """Random training and test images with these labels."""
     x = torch.randint(0, 256, (len(labels), 1, 8, 8), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
     y = torch.tensor(labels)
     return Shard(x, y, x, y, [0.5], [0.25], augment)
@@ -34,7 +34,7 @@ def client_with(lab: Any, method: FedProto, labels: list[int], kind: Kind = "ann
     client = lab.client(method, kind, **changes)
     client.shard = shard_of(labels)
     with torch.no_grad():
-        client.backbone.projector.bias.fill_(0.7)  # an SNN's neurons then reach the threshold in the second step
+        client.backbone.projector.bias.fill_(0.7)  # so that an SNN's neurons fire from the second step
     return client
 
 
@@ -50,7 +50,7 @@ def lists(state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def uploads() -> dict[int, Upload]:
-    """Class 0 at clients 0 and 2, class 1 at client 1 alone, class 10 at all; class 3 nowhere."""
+    """Class 0 from clients 0 and 2, class 1 from client 1, class 10 from all, class 3 from none."""
     return {
         0: Upload({"class/0": torch.tensor([8.0, 0.0]), "class/10": torch.tensor([1.0, 1.0])}),
         1: Upload({"class/1": torch.tensor([-5.0, 5.0]), "class/10": torch.tensor([2.0, 4.0])}),
@@ -70,7 +70,7 @@ def fleet(lab: Any, *ids: int) -> list[Any]:
     return [lab.info(KINDS[i % 2], id=i, train_size=(100, 1, 1)[i]) for i in ids or (0, 1, 2)]
 
 
-def test_a_class_is_the_plain_mean_of_its_owners(lab: Any) -> None:
+def test_prototype_is_the_mean_over_clients_with_the_class(lab: Any) -> None:
     new = FedProto().server_round({}, fleet(lab), uploads(), FIRST)
     assert lists(new) == {
         "class/0": [(8 + 0) / 2, (0 + 4) / 2],
@@ -79,8 +79,8 @@ def test_a_class_is_the_plain_mean_of_its_owners(lab: Any) -> None:
     }
 
 
-def test_size_weights_are_the_examples_of_the_class_and_sum_to_one(lab: Any) -> None:
-    new = FedProto("size").server_round({}, fleet(lab), with_counts(), FIRST)
+def test_size_weights_are_class_counts_normalised_to_one(lab: Any) -> None:
+    new = FedProto(proto_weight="size").server_round({}, fleet(lab), with_counts(), FIRST)
     assert lists(new) == {
         "class/0": [(1 * 8 + 3 * 0) / 4, (1 * 0 + 3 * 4) / 4],
         "class/1": [-5.0, 5.0],
@@ -88,11 +88,37 @@ def test_size_weights_are_the_examples_of_the_class_and_sum_to_one(lab: Any) -> 
     }
 
 
+def test_a_claimed_count_is_capped(lab: Any) -> None:
+    """Counts 2, 4 and 10^30 of class 10: the last has weight 3 x 4."""
+    ups = with_counts()
+    ups[2].payload["count/10"] = torch.tensor(1e30)
+    new = FedProto(proto_weight="capped", weight_cap=3.0).server_round({}, fleet(lab), ups, FIRST)
+    expected = [(2 * 1 + 4 * 2 + 12 * 6) / 18, (2 * 1 + 4 * 4 + 12 * 1) / 18]
+    assert lists(new)["class/10"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("median", [2.0, 1.0]), ("trimmed", [2.0, 1.0]), ("krum", [1.5, 2.5])])
+def test_robust_rules_are_applied_per_class(lab: Any, rule: Any, expected: list[float]) -> None:
+    """Class 10 has three uploads; the other classes have too few for trimming."""
+    new = FedProto(aggregation=rule).server_round({}, fleet(lab), uploads(), FIRST)
+    assert lists(new) == {"class/0": [4.0, 2.0], "class/1": [-5.0, 5.0], "class/10": expected}
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "krum", "geometric"])
+def test_one_byzantine_client_moves_only_the_mean(lab: Any, rule: Any) -> None:
+    ups = {i: Upload({"class/0": torch.tensor([1.0 + 0.1 * i, 2.0])}) for i in range(4)}
+    ups[1] = Upload({"class/0": torch.tensor([1e30, -1e30])})
+    infos = [lab.info(id=i) for i in range(4)]
+    assert FedProto().server_round({}, infos, ups, FIRST)["class/0"][0] > 1e29
+    new = FedProto(aggregation=rule).server_round({}, infos, ups, FIRST)["class/0"]
+    assert (new - torch.tensor([1.2, 2.0])).norm() < 0.5
+
+
 @pytest.mark.parametrize(("weight", "ups"), [("uniform", uploads()), ("size", with_counts())])
-def test_who_is_away_leaves_what_was_there(lab: Any, weight: Any, ups: dict[int, Upload]) -> None:
-    """Only this round's owners count; a class that none of them brings keeps its last prototype."""
+def test_class_without_uploads_keeps_its_prototype(lab: Any, weight: Any, ups: dict[int, Upload]) -> None:
+    """Only this round's uploads count; a class without any keeps its last prototype."""
     state = {"class/0": torch.tensor([70.0, 70.0]), "class/3": torch.tensor([3.0, 3.0])}
-    new = FedProto(weight).server_round(state, fleet(lab, 1), ups, SECOND)
+    new = FedProto(proto_weight=weight).server_round(state, fleet(lab, 1), ups, SECOND)
     assert lists(new) == {
         "class/0": [70.0, 70.0], "class/1": [-5.0, 5.0], "class/3": [3.0, 3.0], "class/10": [2.0, 4.0],
     }  # fmt: skip
@@ -101,7 +127,7 @@ def test_who_is_away_leaves_what_was_there(lab: Any, weight: Any, ups: dict[int,
     assert not storage & {t.untyped_storage().data_ptr() for t in new.values()}
 
 
-def test_everybody_gets_all_prototypes_and_nothing_before_there_are_any(lab: Any) -> None:
+def test_all_clients_receive_all_known_prototypes(lab: Any) -> None:
     method = FedProto()
     assert method.server_init(lab.task, fleet(lab)) == {}
     assert method.server_send({}, lab.info(), FIRST) == {}
@@ -109,7 +135,7 @@ def test_everybody_gets_all_prototypes_and_nothing_before_there_are_any(lab: Any
     assert lists(method.server_send(new, lab.info("snn"), SECOND)) == lists(new)
 
 
-# what crosses
+# payloads
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,15 +144,15 @@ def test_full_width_with_100_classes_is_a_tenth_of_a_megabyte(lab: Any, kind: Ki
     for shapes in (FedProto().uploads(task, info), FedProto().downloads(task, info)):
         assert shapes == {f"class/{label}": (256,) for label in range(100)}
         assert round(4 * sum(torch.Size(shape).numel() for shape in shapes.values()) / 2**20, 4) == 0.0977
-    sized = FedProto("size")
+    sized = FedProto(proto_weight="size")
     assert sized.uploads(task, info).keys() - sized.downloads(task, info).keys() == {f"count/{c}" for c in range(100)}
     assert sized.downloads(task, info) == FedProto().downloads(task, info)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weight", ["uniform", "size"])
-def test_owned_classes_alone_leave_counts_only_where_they_weigh(lab: Any, kind: Kind, weight: Any) -> None:
-    method = FedProto(weight)
+def test_only_own_classes_are_uploaded_and_counts_only_if_weighted(lab: Any, kind: Kind, weight: Any) -> None:
+    method = FedProto(proto_weight=weight)
     client = client_with(lab, method, [0, 2, 2, 2, 0], kind)
     up = take_turn(method, client, {}, FIRST).payload
     counts = {"count/0": 2.0, "count/2": 3.0} if weight == "size" else {}
@@ -139,7 +165,7 @@ def test_owned_classes_alone_leave_counts_only_where_they_weigh(lab: Any, kind: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prototype_is_the_mean_feature_after_training(lab: Any, kind: Kind) -> None:
-    """Of the plain images in eval mode, averaged over time for an SNN."""
+    """In eval mode without augmentation, averaged over time for an SNN."""
     method, labels = FedProto(), [0, 2, 2, 2, 0, 3]
     client = client_with(lab, method, labels, kind)
     client.shard.augment, client.shard.pad = "crop+flip", 3  # type: ignore[attr-defined]
@@ -168,8 +194,8 @@ def test_the_prototype_pass_changes_nothing(lab: Any, to_bytes: Bytes, kind: Kin
     assert all(p.grad is None for p in client.backbone.parameters())
 
 
-def test_many_equal_features_have_themselves_as_mean(lab: Any) -> None:
-    """A float32 sum of 40,000 times 0.1 is off in the fifth digit."""
+def test_mean_of_many_equal_features_is_exact(lab: Any) -> None:
+    """In float32, the sum of 40,000 times 0.1 is wrong in the fifth digit."""
     client = lab.client(FedProto(), task=replace(lab.task, feature_dim=1, batch_size=1000))
     images, labels = torch.zeros(40_000, 1, 1, 1, dtype=torch.uint8), torch.ones(40_000, dtype=torch.int64)
     client.shard = Shard(images, labels, images[:1], labels[:1], [0.5], [0.25], "none")
@@ -191,8 +217,8 @@ class Constant(nn.Module):
 # the client's loss
 
 
-def test_the_pull_by_hand() -> None:
-    """Classes 0 and 2 have prototypes; the example of class 1 adds zero, and counts in the mean."""
+def test_prototype_loss_by_hand() -> None:
+    """Classes 0 and 2 have prototypes; the example of class 1 contributes zero to the mean."""
     prototypes = Prototypes(3, 2)
     prototypes.learn(0, torch.tensor([1.0, 1.0]))
     prototypes.learn(2, torch.tensor([0.0, -2.0]))
@@ -205,7 +231,7 @@ def test_the_pull_by_hand() -> None:
     assert not prototypes.centre_CD.requires_grad
 
 
-def test_features_at_their_prototypes_are_not_pulled() -> None:
+def test_features_equal_to_prototypes_have_no_gradient() -> None:
     prototypes = Prototypes(2, 2)
     for label in range(2):
         prototypes.learn(label, torch.tensor([1.0 + label, 0.1]))
@@ -235,8 +261,8 @@ def test_the_local_objective(lab: Any, kind: Kind, supervision: Any) -> None:
     assert metrics == pytest.approx({"local.ce": ce, "local.proto": 0.6 * total / (5 * 8)}, rel=1e-4)
 
 
-def test_without_prototypes_there_is_no_pull(lab: Any) -> None:
-    """Round 0 is plain supervised training, to the bit that of a client on its own."""
+def test_without_prototypes_training_is_standalone(lab: Any) -> None:
+    """Round 0 equals standalone training bit for bit."""
     ours, alone = lab.client(FedProto()), lab.client(lab.method("standalone"))
     assert FedProto().client_round(ours, FIRST).metrics.keys() == {"local.ce"}
     lab.method("standalone").client_round(alone, FIRST)
@@ -245,7 +271,7 @@ def test_without_prototypes_there_is_no_pull(lab: Any) -> None:
 
 
 def moved(lab: Any, strength: float, kind: Kind) -> list[Tensor]:
-    """What one plain step changes in the backbone."""
+    """The change of the backbone in one SGD step."""
     plain = Optimiser(lr_ann=0.1, lr_snn=0.1, weight_decay_ann=0.0, weight_decay_snn=0.0, momentum=0.0)
     method = FedProto(lambda_proto=strength)
     client = client_with(lab, method, [0, 1, 1, 2], kind, task=lab.one_batch(optimiser=plain))
@@ -256,7 +282,7 @@ def moved(lab: Any, strength: float, kind: Kind) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_pull_moves_the_backbone_in_proportion_to_lambda(lab: Any, kind: Kind) -> None:
+def test_prototype_loss_is_proportional_to_lambda(lab: Any, kind: Kind) -> None:
     none, once, thrice = (moved(lab, strength, kind) for strength in (0.0, 1.0, 3.0))
     pulls = [(b - a, c - a) for a, b, c in zip(none, once, thrice, strict=True)]
     assert sum(pull.abs().sum().item() for pull, _ in pulls) > 0.1
@@ -264,7 +290,7 @@ def test_the_pull_moves_the_backbone_in_proportion_to_lambda(lab: Any, kind: Kin
         torch.testing.assert_close(triple, 3 * pull, rtol=1e-3, atol=1e-5)
 
 
-def test_the_backbone_and_its_momentum_stay_when_prototypes_arrive(lab: Any, to_bytes: Bytes) -> None:
+def test_download_does_not_change_backbone_and_momentum(lab: Any, to_bytes: Bytes) -> None:
     method, client = FedProto(), lab.client(FedProto())
     method.client_round(client, FIRST)
     before, buffers = to_bytes(client.backbone), payload.clone(client.momentum["backbone"])
@@ -273,8 +299,8 @@ def test_the_backbone_and_its_momentum_stay_when_prototypes_arrive(lab: Any, to_
     assert lists(client.momentum["backbone"]) == lists(buffers)
 
 
-def test_what_a_client_knows_is_part_of_its_state(lab: Any) -> None:
-    """Over bytes too; a later download changes the classes it brings."""
+def test_prototypes_are_part_of_the_client_state(lab: Any) -> None:
+    """Also after serialisation; a later download updates only its classes."""
     method = FedProto()
     client, other = (lab.client(method, task=replace(lab.task, classes=12)) for _ in range(2))
     method.client_receive(client, {"class/1": proto(1.0), "class/10": proto(3.0)}, FIRST)
@@ -285,32 +311,32 @@ def test_what_a_client_knows_is_part_of_its_state(lab: Any) -> None:
     assert known.centre_CD[:, 0].tolist() == [0.0, 1.0, *[0.0] * 8, 4.0, 0.0]
 
 
-# the nearest prototype beside the head
+# the nearest-prototype predictor
 
 
 def test_logits_of_the_nearest_prototype_by_hand() -> None:
     prototypes = Prototypes(4, 2)
     for label, centre in ((0, [3.0, 4.0]), (1, [0.0, 1.0]), (3, [-6.0, 8.0])):
         prototypes.learn(label, torch.tensor(centre))
-    assert prototypes(torch.zeros(1, 2)).tolist() == [[-5.0, -1.0, UNKNOWN, -10.0]]
+    assert prototypes(torch.zeros(1, 2)).tolist() == [[-5.0, -1.0, UNKNOWN_LOGIT, -10.0]]
     far = prototypes(torch.full((1, 2), 1e6))
     assert far.argmax(dim=1).item() != 2
     assert torch.isfinite(far).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nearest_is_recorded_once_a_prototype_is_known(lab: Any, kind: Kind) -> None:
+def test_nearest_is_evaluated_once_a_prototype_is_known(lab: Any, kind: Kind) -> None:
     method = FedProto()
     client = client_with(lab, method, [0, 1, 2, 3], kind)
     assert not any("nearest" in name for name in take_turn(method, client, {}, FIRST).metrics)
     metrics = take_turn(method, client, {"class/1": proto(1.0)}, SECOND).metrics
     for point in ("received", "trained"):
-        assert metrics[f"{point}.nearest_accuracy"] == 25.0  # class 1 is all it can say
-        assert metrics[f"{point}.nearest_loss"] == pytest.approx(-UNKNOWN * 3 / 4, rel=1e-3)
+        assert metrics[f"{point}.nearest_accuracy"] == 25.0  # it can only predict class 1
+        assert metrics[f"{point}.nearest_loss"] == pytest.approx(-UNKNOWN_LOGIT * 3 / 4, rel=1e-3)
 
 
-def test_nearest_follows_the_prototypes_though_the_backbone_rests(lab: Any) -> None:
-    """An evaluation that was remembered by the backbone alone would be old."""
+def test_nearest_is_evaluated_again_when_prototypes_change(lab: Any) -> None:
+    """A cache that depends only on the backbone would be stale."""
     method = FedProto()
     client = client_with(lab, method, [0, 1, 1, 1])
     found = []
@@ -323,7 +349,7 @@ def test_nearest_follows_the_prototypes_though_the_backbone_rests(lab: Any) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nearest_reads_the_time_mean_of_the_feature(lab: Any, kind: Kind) -> None:
+def test_nearest_uses_the_feature_averaged_over_time(lab: Any, kind: Kind) -> None:
     method = FedProto()
     client = client_with(lab, method, [0, 1, 2, 3], kind)
     method.client_receive(client, {"class/2": proto(0.25)}, FIRST)

@@ -14,13 +14,13 @@ LR, MU = 0.5, 0.4
 
 
 def nothing(client: Client, out: Output, y: Tensor) -> Tensor:
-    """F = 0, still attached to the model."""
+    """A loss of zero that depends on the model."""
     return out.logits.sum() * 0
 
 
 @pytest.mark.parametrize("kind", ["ann", "snn"])
 @pytest.mark.parametrize("name", ["fedprox", "isolated-fedprox"])
-def test_without_a_loss_the_weights_fall_back_to_the_anchor(
+def test_without_a_loss_weights_return_to_the_anchor(
     lab: Any, monkeypatch: pytest.MonkeyPatch, name: str, kind: Kind
 ) -> None:
     """The gradient of mu/2 ||w - a||^2 is mu (w - a), so k plain steps leave (1 - lr mu)^k of the distance."""

@@ -1,4 +1,4 @@
-"""FedTGP: FedProto's clients; a server that learns prototypes with a margin between classes."""
+"""FedTGP: clients as in FedProto; a server that trains prototypes with a margin between classes."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def lists(state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def identity_state() -> dict[str, Tensor]:
-    """One dimension, two classes, layers that pass on what they get: the prototypes are the embedding, 1 and 4."""
+    """One dimension, two classes, identity layers: the prototypes equal the embedding, 1 and 4."""
     one, nought = torch.ones(1, 1), torch.zeros(1)
     parts = {"embedding": torch.tensor([[1.0], [4.0]]), "inner.weight": one, "inner.bias": nought}
     parts |= {"outer.weight": one.clone(), "outer.bias": nought.clone()}
@@ -35,7 +35,7 @@ def identity_state() -> dict[str, Tensor]:
 
 
 def up(**classes: float) -> Upload:
-    """c0=2.0 is a prototype of one dimension for class 0."""
+    """c0=2.0 means a one-dimensional prototype of class 0."""
     return Upload({f"class/{name[1:]}": torch.tensor([value]) for name, value in classes.items()})
 
 
@@ -56,14 +56,14 @@ def test_the_loss_is_a_mean_over_the_batch() -> None:
     assert loss.item() == pytest.approx((first + second) / 2)
 
 
-def test_the_margin_lowers_the_own_class_alone() -> None:
-    """So more of it asks for more: the loss at equal distances is log(1 + (C - 1) e^margin)."""
+def test_margin_applies_only_to_the_own_class() -> None:
+    """The loss at equal distances is log(1 + (C - 1) e^margin)."""
     for margin in (0.0, 1.0, 3.0):
         loss = server_loss(torch.zeros(1, 1), torch.tensor([1]), torch.ones(3, 1), margin)
         assert loss.item() == pytest.approx(math.log(1 + 2 * math.exp(margin)))
 
 
-def test_a_prototype_that_is_met_exactly_has_a_gradient() -> None:
+def test_distance_zero_has_a_finite_gradient() -> None:
     generated = torch.tensor([[0.5, 0.5], [3.5, 4.5]], requires_grad=True)
     server_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([0]), generated, 1.0).backward()
     assert generated.grad is not None
@@ -72,18 +72,18 @@ def test_a_prototype_that_is_met_exactly_has_a_gradient() -> None:
     torch.testing.assert_close(generated.grad[1], -share * torch.tensor([0.6, 0.8]))
 
 
-# centres (1,1), (4,5), (4,17), the first as the mean of two uploads; class 3 has none
+# centres (1,1), (4,5), (4,17), the first the mean of two uploads; class 3 has none
 PROTOTYPES = torch.tensor([[0.0, 1.0], [4.0, 5.0], [2.0, 1.0], [4.0, 17.0]])
 LABELS = torch.tensor([0, 1, 0, 2])
 
 
 def test_the_margin_of_the_code_by_hand() -> None:
-    """Nearest gaps: 5, 5 and 12; the largest of them counts."""
+    """Nearest gaps are 5, 5 and 12; the margin is the largest."""
     assert FedTGP().margin_of(PROTOTYPES, LABELS) == 12.0
 
 
 def test_the_margin_of_the_paper_by_hand() -> None:
-    assert FedTGP("farthest").margin_of(PROTOTYPES, LABELS) == pytest.approx(math.sqrt(9 + 256))
+    assert FedTGP(margin="farthest").margin_of(PROTOTYPES, LABELS) == pytest.approx(math.sqrt(9 + 256))
 
 
 @pytest.mark.parametrize("margin", ["nearest", "farthest"])
@@ -93,7 +93,7 @@ def test_the_margin_is_bounded_by_tau(margin: Any) -> None:
 
 
 @pytest.mark.parametrize("margin", ["nearest", "farthest"])
-def test_one_class_alone_has_no_gap(margin: Any) -> None:
+def test_margin_of_a_single_class_is_tau(margin: Any) -> None:
     assert FedTGP(margin, tau=7.5).margin_of(PROTOTYPES, torch.zeros(4, dtype=torch.int64)) == 7.5
 
 
@@ -133,14 +133,14 @@ def test_one_round_by_hand(lab: Any) -> None:
 
 
 def test_the_hidden_layer_is_rectified(lab: Any) -> None:
-    """A class whose hidden unit is below zero has the outer bias as its prototype."""
+    """A class with a negative hidden unit has the outer bias as its prototype."""
     state = identity_state() | {"generator/embedding": torch.tensor([[1.0], [-4.0]])}
     new = FedTGP(server_epochs=1, server_lr=1e-9).server_round(state, [lab.info()], {0: up(c0=2.0)}, FIRST)
     assert new["class/1"].item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_generator_goes_on_where_it_was_without_momentum(lab: Any) -> None:
-    """Two rounds of one epoch are one round of two."""
+def test_generator_training_continues_without_momentum(lab: Any) -> None:
+    """Two rounds of one epoch equal one round of two."""
     one, two = (FedTGP(server_epochs=epochs, server_lr=0.1) for epochs in (1, 2))
     clients, ups = [lab.info()], {0: up(c0=2.0, c1=7.0)}
     twice = one.server_round(one.server_round(identity_state(), clients, ups, FIRST), clients, ups, SECOND)
@@ -174,7 +174,7 @@ def test_every_epoch_sees_every_prototype_once(lab: Any, monkeypatch: pytest.Mon
     assert {margin for _, margin in batches} == {FedTGP().margin_of(torch.tensor([[14 / 3], [4.0]]), torch.arange(2))}
 
 
-def test_the_order_is_a_matter_of_run_and_round(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_batches_depends_on_seed_and_round(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method = FedTGP(server_epochs=7, server_batch=2)
     torch.manual_seed(0)
     first = seen(monkeypatch, lab, method)
@@ -191,7 +191,7 @@ def test_the_order_of_names_in_an_upload_changes_nothing(lab: Any) -> None:
     assert lists(there) == lists(back)
 
 
-def test_only_participants_count_and_without_uploads_nothing_changes(lab: Any) -> None:
+def test_only_participants_count_and_empty_rounds_change_nothing(lab: Any) -> None:
     method, state = FedTGP(server_epochs=2), identity_state()
     ups = {0: up(c0=2.0), 1: up(c1=90.0)}
     alone = method.server_round(state, [lab.info()], {0: ups[0]}, FIRST)
@@ -199,8 +199,8 @@ def test_only_participants_count_and_without_uploads_nothing_changes(lab: Any) -
     assert lists(method.server_round(state, [lab.info()], {0: Upload()}, FIRST)) == lists(identity_state())
 
 
-def test_one_round_of_the_documented_length_is_enough_to_learn_the_classes(lab: Any) -> None:
-    """From a random start at full width; every upload then is nearest to its own class."""
+def test_one_round_with_default_settings_separates_the_classes(lab: Any) -> None:
+    """From random weights at full width; every upload is then nearest to its own class."""
     method, task = FedTGP(), Task(12, 3, 32)
     draws = torch.Generator().manual_seed(0)
     centre_CD = torch.rand(12, 256, generator=draws)
@@ -215,7 +215,7 @@ def test_one_round_of_the_documented_length_is_enough_to_learn_the_classes(lab: 
         assert between.diagonal().max() < 1
 
 
-# what crosses, and what does not
+# payloads
 
 
 def test_the_generator_of_the_papers_table() -> None:
@@ -227,7 +227,7 @@ def test_the_generator_of_the_papers_table() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prototypes_alone_cross_all_classes_down(lab: Any, kind: Kind) -> None:
+def test_only_prototypes_are_exchanged(lab: Any, kind: Kind) -> None:
     method, task, info = FedTGP(), Task(100, 3, 32), lab.info(kind, width=1.0)
     shapes = {f"class/{label}": (256,) for label in range(100)}
     assert method.uploads(task, info) == method.downloads(task, info) == shapes
@@ -235,12 +235,12 @@ def test_prototypes_alone_cross_all_classes_down(lab: Any, kind: Kind) -> None:
     prototypes = {"class/2": torch.ones(8)}
     new = method.server_round(state, [info], {info.id: Upload(prototypes)}, FIRST)
     sent = method.server_send(new, info, SECOND)
-    assert sent.keys() == {f"class/{label}" for label in range(4)}  # three of them nobody owns
+    assert sent.keys() == {f"class/{label}" for label in range(4)}  # three classes have no examples
     generated = fedtgp.unpack(new)()
     assert all(torch.equal(sent[f"class/{label}"], generated[label]) for label in range(4))
 
 
-def test_the_start_is_the_run_s_and_disturbs_no_other_draw() -> None:
+def test_initial_generator_depends_only_on_the_seed() -> None:
     task, other = Task(100, 3, 32), Task(100, 3, 32, seed=43)
     before = torch.random.get_rng_state()
     state, again, elsewhere = (FedTGP().server_init(t, []) for t in (task, task, other))
@@ -256,7 +256,7 @@ def test_the_start_is_the_run_s_and_disturbs_no_other_draw() -> None:
         assert 0.9 / 16 < state[f"generator/{part}"].abs().max().item() <= 1 / 16
 
 
-def test_nothing_is_sent_first_unless_asked_for(lab: Any) -> None:
+def test_first_download_is_empty_by_default(lab: Any) -> None:
     for choice, terms in (("nothing", {"local.ce"}), ("random", {"local.ce", "local.proto"})):
         method = FedTGP(first_download=choice)
         client = lab.client(method)
@@ -270,8 +270,8 @@ def test_nothing_is_sent_first_unless_asked_for(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_client_is_fedprotos(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
-    """The same prototypes down: the same backbone and the same prototypes up, to the bit."""
+def test_client_side_equals_fedproto(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+    """Equal downloads give bit-identical backbones and uploads."""
     down = {"class/0": torch.full((8,), 0.3), "class/3": torch.arange(8.0)}
     results = []
     for method in (FedProto(lambda_proto=2.0), FedTGP(lambda_proto=2.0)):
@@ -291,7 +291,7 @@ def test_the_client_is_fedprotos(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("field", ["server_epochs", "server_batch", "server_lr"])
-def test_a_server_that_cannot_learn_is_refused(lab: Any, field: str) -> None:
+def test_invalid_server_settings_are_refused(lab: Any, field: str) -> None:
     FedTGP().check(lab.task, [lab.info()])
     with pytest.raises(BadInput, match=rf"method\.{field}=0 must be above 0"):
         FedTGP(**{field: 0}).check(lab.task, [lab.info()])
@@ -301,3 +301,25 @@ def test_the_defaults_are_the_documented_ones() -> None:
     documented = {"margin": "nearest", "first_download": "nothing", "lambda_proto": 1.0, "tau": 100.0}
     assert FedTGP() == FedTGP(**documented, server_epochs=100, server_batch=10, server_lr=0.01)
     assert FedTGP.reports == "trained"
+
+
+# Byzantine clients
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed", "krum", "geometric"])
+def test_robust_rule_gives_one_prototype_per_class(lab: Any, rule: Any) -> None:
+    """Class 0 has three uploads, one of them Byzantine, class 1 has one: the same as one client with 2 and 5."""
+    infos = [lab.info(id=i) for i in range(3)]
+    ups = {0: up(c0=1.0, c1=5.0), 1: up(c0=1e30), 2: up(c0=2.0)}
+    method = FedTGP(aggregation=rule, server_epochs=3)
+    new = method.server_round(identity_state(), infos, ups, FIRST)
+    middle = {"krum": 1.5}.get(rule, 2.0)
+    expected = FedTGP(server_epochs=3).server_round(identity_state(), infos[:1], {0: up(c0=middle, c1=5.0)}, FIRST)
+    torch.testing.assert_close(new, expected, rtol=0, atol=1e-5)
+    poisoned = FedTGP(server_epochs=3).server_round(identity_state(), infos, ups, FIRST)
+    assert not torch.allclose(poisoned["class/0"], expected["class/0"], atol=1e-3)  # it is NaN
+
+
+def test_invalid_trim_is_refused(lab: Any) -> None:
+    with pytest.raises(BadInput, match=r"^method\.trim=0\.7 "):
+        FedTGP(trim=0.7).check(lab.task, [lab.info()])

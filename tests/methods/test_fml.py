@@ -28,7 +28,7 @@ def kl(teacher_BC: Tensor, student_BC: Tensor, temperature: float = 1.0) -> Tens
 
 
 def see(client: Client, rnd: Round = FIRST) -> tuple[Any, Any, Output, Tensor, Tensor]:
-    """Copies of backbone and meme, their answers to the only batch in train mode, and the labels."""
+    """Copies of backbone and meme, their outputs for the single batch in train mode, and the labels."""
     ((x, y),) = client.batches(client.generator(rnd, "mutual"))
     backbone, meme = (copy.deepcopy(client.modules[name]).train() for name in ("backbone", "meme"))
     return backbone, meme, backbone(x), meme(x), y
@@ -54,7 +54,7 @@ def test_both_losses_by_their_formulas(lab: Any, kind: Kind, temperature: float)
     )
 
 
-def test_an_snn_is_supervised_as_the_task_says(lab: Any) -> None:
+def test_snn_loss_follows_the_task(lab: Any) -> None:
     method = lab.method("fml")
     client = lab.client(method, "snn", task=replace(lab.one_batch(), snn_loss="tet"))
     _, _, out, _, y = see(client)
@@ -64,8 +64,8 @@ def test_an_snn_is_supervised_as_the_task_says(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_steps_along_its_own_loss_at_its_own_rate(lab: Any, kind: Kind) -> None:
-    """w - lr (g + decay w), g of its own two terms with the other's answer held fixed."""
+def test_each_network_has_its_own_loss_and_rate(lab: Any, kind: Kind) -> None:
+    """w - lr (g + decay w), where g is the gradient of its own two terms with the other's output held fixed."""
     optimiser = Optimiser(lr_ann=0.4, lr_snn=0.4, weight_decay_ann=0.3, weight_decay_snn=0.3)
     method = lab.method("fml", alpha=0.4, beta=0.3, bridge_lr=0.2, bridge_weight_decay=0.5)
     client = lab.client(method, kind, task=lab.one_batch(optimiser=optimiser))
@@ -89,7 +89,7 @@ def test_each_steps_along_its_own_loss_at_its_own_rate(lab: Any, kind: Kind) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("share", "deaf", "other"), [("alpha", "backbone", "meme"), ("beta", "meme", "backbone")])
-def test_with_labels_alone_one_does_not_hear_the_other(
+def test_without_distillation_the_networks_are_independent(
     lab: Any, to_bytes: Bytes, kind: Kind, share: str, deaf: str, other: str
 ) -> None:
     ends = {}
@@ -108,7 +108,7 @@ def test_with_labels_alone_one_does_not_hear_the_other(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_learn_in_every_step_of_every_epoch(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+def test_both_networks_are_trained_in_every_step(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
     """Ten examples in batches of four, three epochs: nine steps, statistics included."""
     method = lab.method("fml")
     client = lab.client(method, kind, task=lab.gentle(epochs=3))
@@ -141,7 +141,7 @@ def test_the_meme_is_evaluated_beside_the_backbone(lab: Any) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("alpha", 1.5), ("beta", 2.0), ("alpha", -0.1)])
-def test_shares_beyond_one_are_refused(lab: Any, field: str, value: float) -> None:
+def test_weights_outside_0_to_1_are_refused(lab: Any, field: str, value: float) -> None:
     with pytest.raises(BadInput, match=f"^method.{field}={value} is out of range; use 0 to 1$"):
         lab.method("fml", **{field: value}).check(lab.task, [lab.info()])
     lab.method("fml", alpha=0.0, beta=1.0).check(lab.task, [lab.info()])

@@ -1,4 +1,4 @@
-"""Every method takes low-bit clients, or says in one line that it does not."""
+"""Every method supports low-bit clients or refuses them in one line."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def make_client(lab: Any, method: Any, kind: str, id: int, bits: int = 0) -> Cli
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"sfedhifi"}))
-def test_every_method_plays_a_round_with_all_kinds(lab: Any, name: str) -> None:
+def test_every_method_runs_a_round_with_all_kinds(lab: Any, name: str) -> None:
     method = lab.method(name)
     clients = [make_client(lab, method, kind, i) for i, kind in enumerate(("ann", "bnn", "qnn", "snn"))]
     infos = [c.info for c in clients]
@@ -44,7 +44,7 @@ def test_every_method_plays_a_round_with_all_kinds(lab: Any, name: str) -> None:
 
 def test_sfedhifi_refuses_in_one_line(lab: Any) -> None:
     method = METHODS["sfedhifi"]()
-    with pytest.raises(BadInput, match=r"composes resnet18 of kind ann and snn, not client 1 \(.*:qnn:b=4\); change"):
+    with pytest.raises(BadInput, match=r"needs resnet18 clients .*, not client 1 \(.*:qnn:b=4\); change"):
         method.check(lab.task, [lab.info(), replace(lab.info(id=1), kind="qnn", bits=4)])
 
 
@@ -60,7 +60,7 @@ def ups(clients: Sequence[ClientInfo]) -> dict[int, Upload]:
 
 
 def test_step_sizes_are_averaged_among_equal_bits_only(lab: Any) -> None:
-    """Shares 1, 2, 3, 4 of values 1, 2, 3, 4 times the unit; the fourth client is an ANN."""
+    """Weights 1, 2, 3, 4 and values 1, 2, 3, 4 times the unit; the fourth client is an ANN."""
     clients = [*qnn(lab, 4, 2, 4), lab.info(id=3, train_size=4)]
     direct = FedAvg().server_round({}, clients, ups(clients), FIRST)
     step = "conv.of_weight.step_size"
@@ -76,7 +76,7 @@ def test_step_sizes_are_averaged_among_equal_bits_only(lab: Any) -> None:
     )
 
 
-def test_clients_measure_where_the_server_knows_no_step_size(lab: Any) -> None:
+def test_clients_initialise_step_sizes_that_the_server_does_not_have(lab: Any) -> None:
     method = FedAvg()
     state = method.server_init(lab.task, qnn(lab, 4))
     steps = [name for name in state if is_step(name)]
@@ -87,7 +87,7 @@ def test_clients_measure_where_the_server_knows_no_step_size(lab: Any) -> None:
     assert all(up[name.partition("/")[2]].item() > 0 for name in steps)
 
 
-def test_a_low_bit_client_takes_the_anns_path_in_as_fedbridge(lab: Any) -> None:
+def test_as_fedbridge_treats_low_bit_clients_as_ann(lab: Any) -> None:
     reported = {}
     for kind in ("ann", "bnn", "qnn", "snn"):
         method = lab.method("as-fedbridge")

@@ -1,7 +1,7 @@
-"""What other packages know of a method is declared by it: a method of one's own gets it all from its class."""
+"""Other packages use only members of ``Method``, so user-defined methods are supported everywhere."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -17,7 +17,6 @@ from asfedbridge.models.zoo import outline_bridge
 from asfedbridge.report.tables import run_rows
 from asfedbridge.runs.recipes import RECIPES, cpu, extended, paper, quickstart, smoke
 from asfedbridge.runs.records import summarise
-from asfedbridge.runs.spec import later_fields, restored, to_table
 from asfedbridge.runs.summary import parse_summary
 
 TASK = Task(10, 3, 32)
@@ -26,7 +25,6 @@ TASK = Task(10, 3, 32)
 @dataclass(frozen=True)
 class Base(Method):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"short": {"rate": 0.5}, "cpu": {"depth": 2}}
-    later: ClassVar[Mapping[str, Any]] = {"rate": 1.0}
     rate: float = 1.0
     depth: int = 1
 
@@ -41,7 +39,7 @@ class Base(Method):
 
 @pytest.fixture
 def own() -> Iterator[type[Method]]:
-    """A method that is unusual in every way that others have to know."""
+    """A method that overrides every member that other packages use."""
 
     @register_method("own")
     @dataclass(frozen=True)
@@ -49,7 +47,6 @@ def own() -> Iterator[type[Method]]:
         family: ClassVar[str] = "resnet18"
         twin_start: ClassVar[bool] = False
         recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"rate": 0.25}, "smoke": {"depth": 3}}
-        later: ClassVar[Mapping[str, Any]] = {"bn_buffers": "local"}
         bn_buffers: Literal["local", "averaged"] = "averaged"
 
         @classmethod
@@ -60,12 +57,12 @@ def own() -> Iterator[type[Method]]:
     del METHODS["own"]
 
 
-def test_there_is_one_default_and_one_reference() -> None:
+def test_default_and_reference_method() -> None:
     assert (DEFAULT, REFERENCE) == ("as-fedbridge", "standalone")
     assert {recipe(DEFAULT) == recipe() for recipe in (paper, quickstart, cpu, extended, smoke)} == {True}
 
 
-def test_values_of_recipes_build_on_those_of_base_classes(own: type[Any]) -> None:
+def test_recipe_values_extend_those_of_base_classes(own: type[Any]) -> None:
     values = {name: (recipe("own").method.rate, recipe("own").method.depth) for name, recipe in RECIPES.items()}  # type: ignore[attr-defined]
     assert values == {
         "paper": (1.0, 1),
@@ -76,23 +73,13 @@ def test_values_of_recipes_build_on_those_of_base_classes(own: type[Any]) -> Non
     }
 
 
-def test_recipes_use_the_family_and_the_start_that_a_method_needs(own: type[Method]) -> None:
+def test_recipes_respect_family_and_twin_start(own: type[Method]) -> None:
     assert "resnet18" in quickstart("own").fleet
     assert "vgg9" in quickstart("fedavg").fleet
     assert (extended("own").twin_rounds, extended("fedavg").twin_rounds) == (0, 5)
 
 
-def test_fields_that_came_later_are_declared_by_the_method(own: type[Method]) -> None:
-    assert own.later_fields() == {"rate": 1.0, "bn_buffers": "local"}
-    old = to_table(paper("own"))
-    del old["method"]["rate"], old["method"]["bn_buffers"]
-    assert restored(old)["method"] == {"name": "own", "rate": 1.0, "depth": 1, "bn_buffers": "local"}
-    assert {"method.rate", "method.bn_buffers"} <= later_fields(own).keys()
-    local = replace(paper("own"), method=own(bn_buffers="local"))  # type: ignore[call-arg]
-    assert local.digest() != paper("own").digest()
-
-
-def test_tables_have_the_columns_that_a_method_adds(own: type[Method]) -> None:
+def test_tables_show_the_columns_of_a_method(own: type[Method]) -> None:
     records = [
         {"round": 0, "client": i, "kind": kind, "uplink_bytes": 0, "downlink_bytes": 0}
         | {"trained.accuracy": 50.0 + i, "trained.vote_accuracy": 70.0 + i, "received.vote_accuracy": 0.0}
@@ -116,7 +103,7 @@ def test_tables_have_the_columns_that_a_method_adds(own: type[Method]) -> None:
     assert "Bridge" not in cells
 
 
-def test_methods_that_share_a_network_are_compared_at_one_size() -> None:
+def test_shared_networks_are_compared_at_equal_size() -> None:
     sharing = {name: cls for name, cls in METHODS.items() if issubclass(cls, BridgeSharing)}
     assert set(sharing) == {"as-fedbridge", "fml", "mh-pflid"}
     for name, cls in METHODS.items():
@@ -127,6 +114,6 @@ def test_methods_that_share_a_network_are_compared_at_one_size() -> None:
     assert FedAvg().sized_like(FedAvg()) == FedAvg()
 
 
-def test_statistics_stay_local_unless_a_method_says_otherwise() -> None:
+def test_statistics_stay_local_by_default() -> None:
     assert {cls().bn_buffers for cls in METHODS.values()} == {"local"}
     assert FedAvg(bn_buffers="averaged").bn_buffers == "averaged"

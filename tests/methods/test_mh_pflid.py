@@ -23,7 +23,7 @@ Bytes = Callable[[nn.Module], dict[str, bytes]]
 
 
 def make(lab: Any, kind: Kind, task: Any = None, **fields: Any) -> tuple[Any, Client]:
-    """Four tokens of width two; an SNN whose neurons reach the threshold in the second step."""
+    """Four tokens of width two; neurons of an SNN fire from the second step."""
     method = lab.method("mh-pflid", **{"tokens": 4} | fields)
     client = lab.client(method, kind, task=task or lab.one_batch())
     with torch.no_grad():
@@ -47,12 +47,12 @@ def mean_of(out: Output) -> tuple[Tensor, Tensor]:
     return out.logits_TBC.mean(dim=0), out.feature_TBD.mean(dim=0)
 
 
-# what is frozen, what learns
+# frozen and trained modules
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_injection_teaches_backbone_and_receiver_alone(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
-    """Not a byte of the messenger changes, statistics included, and no gradient is left in it."""
+def test_injection_trains_only_backbone_and_receiver(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+    """The messenger, including its statistics, does not change and has no gradients."""
     method, client = make(lab, kind, lab.task)
     before = {name: to_bytes(module) for name, module in client.modules.items()}
     method.inject(client, FIRST)
@@ -66,7 +66,7 @@ def test_injection_teaches_backbone_and_receiver_alone(lab: Any, to_bytes: Bytes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_distillation_teaches_messenger_and_transmitter_alone(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+def test_distillation_trains_only_messenger_and_transmitter(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
     method, client = make(lab, kind, lab.task)
     before = {name: to_bytes(module) for name, module in client.modules.items()}
     method.distil(client, FIRST)
@@ -80,10 +80,8 @@ def test_distillation_teaches_messenger_and_transmitter_alone(lab: Any, to_bytes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_messengers_answer_reaches_backbone_and_receiver_through_its_head(
-    lab: Any, to_bytes: Bytes, kind: Kind
-) -> None:
-    """Without the backbone's own labels: its extractor and the receiver learn, its classifier does not."""
+def test_messenger_loss_reaches_backbone_and_receiver(lab: Any, to_bytes: Bytes, kind: Kind) -> None:
+    """Without the backbone's label loss, its extractor and the receiver are trained, its classifier is not."""
     method, client = make(lab, kind, lab.one_batch(optimiser=PLAIN), lambda_inject_local=0.0)
     before = {name: to_bytes(module) for name, module in client.modules.items()}
     method.inject(client, FIRST)
@@ -93,7 +91,7 @@ def test_the_messengers_answer_reaches_backbone_and_receiver_through_its_head(
     assert all(after["receiver"][key] != before["receiver"][key] for key in MAPS)
 
 
-def test_without_its_weight_the_messenger_teaches_nothing(lab: Any, to_bytes: Bytes) -> None:
+def test_messenger_weight_zero_disables_the_messenger(lab: Any, to_bytes: Bytes) -> None:
     ends = []
     for spoiled in (False, True):
         method, client = make(lab, "ann", lab.one_batch(optimiser=PLAIN), lambda_inject_messenger=0.0)
@@ -131,8 +129,8 @@ def test_a_round_is_injection_then_distillation(lab: Any, to_bytes: Bytes) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_injection_minimises_its_objective(lab: Any, kind: Kind) -> None:
-    """lambda CE(own head) + lambda CE(messenger's head of what the receiver made of the mean feature)."""
+def test_injection_loss(lab: Any, kind: Kind) -> None:
+    """lambda CE(own head) + lambda CE(messenger's head on the receiver's output for the mean feature)."""
     method, client = make(lab, kind, lambda_inject_local=0.7, lambda_inject_messenger=0.4)
     ((x, y),) = client.batches(client.generator(FIRST, "inject"))
     was = copies(client)
@@ -152,8 +150,8 @@ def test_injection_minimises_its_objective(lab: Any, kind: Kind) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_distillation_minimises_its_objective(lab: Any, kind: Kind, temperature: float) -> None:
-    """lambda CE + lambda KL(backbone || messenger), both of the messenger's head behind the transmitter."""
+def test_distillation_loss(lab: Any, kind: Kind, temperature: float) -> None:
+    """lambda CE + lambda KL(backbone || messenger), both for the messenger's head after the transmitter."""
     method, client = make(lab, kind, lambda_distil_label=0.7, lambda_distil_kd=0.4, temperature=temperature)
     ((x, y),) = client.batches(client.generator(FIRST, "distil"))
     was = copies(client)
@@ -169,7 +167,7 @@ def test_distillation_minimises_its_objective(lab: Any, kind: Kind, temperature:
     )
 
 
-def test_an_snn_is_supervised_as_the_task_says(lab: Any) -> None:
+def test_snn_loss_follows_the_task(lab: Any) -> None:
     method, client = make(lab, "snn", replace(lab.one_batch(), snn_loss="tet"))
     ((x, y),) = client.batches(client.generator(FIRST, "inject"))
     out = copies(client)["backbone"].train()(x)
@@ -179,7 +177,7 @@ def test_an_snn_is_supervised_as_the_task_says(lab: Any) -> None:
 
 
 def stepped(model: nn.Module, loss: Tensor, lr: float, decay: float) -> dict[str, Tensor]:
-    """w - lr (g + decay w); biases, normalisation and what has no gradient are not decayed."""
+    """w - lr (g + decay w); no decay for biases, normalisation and tensors without a gradient."""
     named = {key: p for key, p in model.named_parameters() if "log_scale" not in key}
     grads = torch.autograd.grad(loss, list(named.values()), retain_graph=True)
     assert all(g.abs().max() > 1e-6 for g in grads[-4:])
@@ -239,7 +237,7 @@ def test_steps_and_rates_of_distillation(lab: Any, kind: Kind) -> None:
 # private parts and settings
 
 
-def test_receiver_and_transmitter_start_apart_and_equal_everywhere(lab: Any, to_bytes: Bytes) -> None:
+def test_receiver_and_transmitter_differ_and_are_equal_on_all_clients(lab: Any, to_bytes: Bytes) -> None:
     _, one = make(lab, "ann")
     method = lab.method("mh-pflid", tokens=4)
     two, other = lab.client(method, "snn", id=5), lab.client(method, task=replace(lab.task, seed=43))
@@ -252,7 +250,7 @@ def test_receiver_and_transmitter_start_apart_and_equal_everywhere(lab: Any, to_
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(2, 4), (4, 2), (8, 1)])
-def test_the_number_of_tokens_sets_their_width(lab: Any, tokens: int, width: int) -> None:
+def test_width_of_tokens(lab: Any, tokens: int, width: int) -> None:
     method = lab.method("mh-pflid", tokens=tokens)
     client = lab.client(method)
     for name in ("receiver", "transmitter"):
@@ -263,13 +261,13 @@ def test_the_number_of_tokens_sets_their_width(lab: Any, tokens: int, width: int
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 16])
 def test_tokens_that_do_not_fit_are_refused(lab: Any, tokens: int) -> None:
-    """One token would be a softmax over one number: no attention."""
-    with pytest.raises(BadInput, match=rf"^method.tokens={tokens} .*feature_dim=8 .* use a divisor of 8 from 2 on$"):
+    """With one token the softmax has one entry: no attention."""
+    with pytest.raises(BadInput, match=rf"^method.tokens={tokens} .*feature_dim=8 .* use a divisor of 8, at least 2$"):
         lab.method("mh-pflid", tokens=tokens).check(lab.task, [lab.info()])
 
 
 def test_the_messenger_is_evaluated_through_the_transmitter(lab: Any) -> None:
-    """Without the private parts the messenger has no answer of its own."""
+    """The messenger predicts only through the private modules."""
     method, client = make(lab, "ann")
     metrics = lab.turn(method, client).metrics
     x, y = next(client.shard.test_batches(64))

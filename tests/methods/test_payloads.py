@@ -1,4 +1,4 @@
-"""What crosses the boundary at full width with 100 classes, measured there, against the paper's cost table."""
+"""Measured payload sizes at full width with 100 classes, compared with the paper's cost table."""
 
 import dataclasses
 
@@ -12,11 +12,11 @@ from asfedbridge.core.method import METHODS
 from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.loader import Shard, make_shards
-from asfedbridge.data.partition import iid
+from asfedbridge.data.partitioners import iid
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Downloads, play_round
 
-PAPER = {  # MB up; what FedTGP really exchanges is prototypes, its generator stays on the server (0.60 MB)
+PAPER = {  # MB up; FedTGP exchanges prototypes, its generator (0.60 MB) stays on the server
     "fedavg": "43.20",
     "fedprox": "43.20",
     "fedfree": "18.00",
@@ -56,7 +56,7 @@ def test_a_round_at_full_width(shards: list[Shard], name: str) -> None:
         most = method.largest_upload(task, client)
         assert f"{most / payload.MB:.2f}" == PAPER[name]
         assert 0 < sent <= most
-        assert sent == most or name == "fedfree"  # which two layers moved most depends on the training
+        assert sent == most or name == "fedfree"  # the selected layers depend on training
     downs = Downloads(method, state, Round(1, 2), clients)
     received = [payload.size_in_bytes(downs[c.id]) / payload.MB for c in clients]
     if name == "fedfree":
@@ -81,7 +81,7 @@ def test_compressed_payloads_at_full_width(name: str) -> None:
         for client in FLEET:
             most = METHODS[name]().largest_upload(task, client)
             assert f"{most / payload.MB:.2f}" == megabytes
-            if name != "fedfree":  # sends some of what it declares
+            if name != "fedfree":  # sends only part of the declared tensors
                 shapes = METHODS[name]().uploads(task, client)
                 with torch.device("meta"):
                     like = {key: torch.empty(shape, dtype=compression.DTYPES[codec]) for key, shape in shapes.items()}

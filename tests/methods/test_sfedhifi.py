@@ -57,18 +57,24 @@ def play(
 @pytest.mark.parametrize(
     ("weights", "ann", "snn"),
     [
-        # banks over all widths of a kind; the rest within a width
+        # banks: over all widths of a kind; the rest: within a width
         ("uniform", {"banks": 3.0, 0.25: 15.0, 0.5: 50.0}, {"banks": 100.0, 0.25: 200.0}),
         (
             "size",
             {"banks": (1 + 3 * 2 + 6 * 6) / 10, 0.25: (10 + 3 * 20) / 4, 0.5: 50.0},
             {"banks": 100.0, 0.25: 200.0},
         ),
+        # the median size of 1, 7, 3 and 6 is 4.5, so 7 and 6 are capped at 4.5
+        (
+            "capped",
+            {"banks": (1 + 3 * 2 + 4.5 * 6) / 8.5, 0.25: (10 + 3 * 20) / 4, 0.5: 50.0},
+            {"banks": 100.0, 0.25: 200.0},
+        ),
     ],
 )
-def test_banks_over_all_widths_the_rest_within_one(lab: Any, weights: str, ann: Any, snn: Any) -> None:
+def test_banks_are_averaged_over_all_widths_and_the_rest_within_one(lab: Any, weights: str, ann: Any, snn: Any) -> None:
     infos = fleet(lab, ("ann", 0.25), ("snn", 0.25), ("ann", 0.25), ("ann", 0.5), sizes=(1, 7, 3, 6))
-    method = SFedHIFI(weights=weights, fusion_share=0.0)
+    method = SFedHIFI(weights=weights, fusion_share=0.0, weight_cap=1.0)
     new = play(method, infos, up(1.0, 10.0), up(100.0, 200.0), up(2.0, 20.0), up(6.0, 50.0))
     expected = {"ann": ann, "snn": snn}
     assert lists(new) == {
@@ -82,8 +88,21 @@ def test_banks_over_all_widths_the_rest_within_one(lab: Any, weights: str, ann: 
     assert sent[1] == {"x.conv1.bank": [100.0], "stem.weight": [200.0]}
 
 
-def test_who_is_away_keeps_what_it_had(lab: Any) -> None:
-    """A width that is away gets new banks, if its kind is here."""
+@pytest.mark.parametrize(
+    ("rule", "banks", "own"),  # of 1, 3 and 1e30; of -1e30, 10 and 20
+    [("median", 3.0, 10.0), ("trimmed", 3.0, 10.0), ("krum", 2.0, 15.0), ("geometric", 3.0, 10.0)],
+)
+def test_one_byzantine_client_in_a_kind(lab: Any, rule: Any, banks: float, own: float) -> None:
+    infos = fleet(lab, ("ann", 0.25), ("ann", 0.25), ("ann", 0.25))
+    ups = up(1.0, 10.0), up(1e30, -1e30), up(3.0, 20.0)
+    new = lists(play(SFedHIFI(aggregation=rule, fusion_share=0.0), infos, *ups))
+    assert new["ann/banks/x.conv1.bank"] == pytest.approx([banks], abs=1e-4)
+    assert new["ann/0.25/stem.weight"] == pytest.approx([own], abs=1e-4)
+    assert lists(play(SFedHIFI(fusion_share=0.0), infos, *ups))["ann/banks/x.conv1.bank"][0] > 1e29
+
+
+def test_absent_kinds_and_widths_keep_their_state(lab: Any) -> None:
+    """An absent width gets new banks if its kind took part."""
     infos = fleet(lab, ("ann", 0.25), ("ann", 0.5), ("snn", 0.25))
     method = SFedHIFI(fusion_share=0.0)
     state = play(method, infos, up(1.0, 10.0), up(3.0, 20.0), up(5.0, 30.0))
@@ -97,7 +116,7 @@ def test_who_is_away_keeps_what_it_had(lab: Any) -> None:
     assert lists(state)["ann/banks/x.conv1.bank"] == [2.0]
 
 
-def test_the_state_begins_with_shared_banks(lab: Any) -> None:
+def test_initial_state_has_shared_banks(lab: Any) -> None:
     method = lab.method("sfedhifi")
     infos = fleet(lab, ("ann", 0.125), ("ann", 0.25), ("snn", 0.25))
     state = method.server_init(lab.task, infos)
@@ -136,7 +155,7 @@ def test_fusion_by_hand(lab: Any) -> None:
     assert torch.equal(ups[0].payload[f"{LAYER}.coefficient"], narrow[0])
 
 
-def test_an_ann_fuses_its_last_convolution(lab: Any) -> None:
+def test_ann_clients_fuse_the_last_convolution(lab: Any) -> None:
     infos = fleet(lab, ("ann", 0.25), ("ann", 0.5))
     matrices = diagonal(4, 6, 4.0, 2.0), diagonal(8, 12, 2.0, 1.0)
     both = [{f"{name}.coefficient": m for name in (LAYER, FINAL)} for m in matrices]
@@ -146,8 +165,8 @@ def test_an_ann_fuses_its_last_convolution(lab: Any) -> None:
     torch.testing.assert_close(new[f"ann/0.25/{LAYER}.coefficient"], matrices[0])
 
 
-def test_kinds_are_fused_apart(lab: Any) -> None:
-    """One width of each kind: there is nothing to fuse, and nothing is cut."""
+def test_kinds_are_fused_separately(lab: Any) -> None:
+    """One width of each kind: nothing is fused or truncated."""
     infos = fleet(lab, ("ann", 0.25), ("snn", 0.5))
     matrices = diagonal(4, 6, 4.0, 2.0, 1.0), diagonal(8, 12, 2.0, 1.0)
     new = play(SFedHIFI(), infos, told(FINAL, matrices[0]), told(FINAL, matrices[1], firing=firing(FINAL)), rnd=FIRST)
@@ -155,8 +174,8 @@ def test_kinds_are_fused_apart(lab: Any) -> None:
     assert torch.equal(new[f"snn/0.5/{FINAL}.coefficient"], matrices[1])
 
 
-def test_fusion_is_the_identity_where_widths_share_their_singular_values(lab: Any) -> None:
-    """Up to the rank: values beyond it are cut."""
+def test_fusion_of_equal_singular_values_is_the_identity(lab: Any) -> None:
+    """Up to the rank: values beyond it are dropped."""
     infos = fleet(lab, ("ann", 0.25), ("ann", 0.5), ("ann", 1.0))
     draws = torch.Generator().manual_seed(0)
     values = torch.tensor([5.0, 3.0, 2.0, 1.0])
@@ -174,23 +193,23 @@ def test_fusion_is_the_identity_where_widths_share_their_singular_values(lab: An
     ("index", "share", "fused"),
     [(0, 0.45, True), (44, 0.45, True), (45, 0.45, False), (0, 0.0, False), (99, 1.0, True)],
 )
-def test_fusion_is_for_the_first_rounds(lab: Any, index: int, share: float, fused: bool) -> None:
+def test_fusion_happens_in_the_first_rounds(lab: Any, index: int, share: float, fused: bool) -> None:
     infos = fleet(lab, ("ann", 0.25), ("ann", 0.5))
     ups = [told(FINAL, m) for m in (diagonal(4, 6, 4.0, 2.0), diagonal(8, 12, 2.0, 1.0))]
     new = play(SFedHIFI(fusion_share=share), infos, *ups, rnd=Round(index, 100))
     assert new[f"ann/0.25/{FINAL}.coefficient"][0, 0].item() == pytest.approx(3.0 if fused else 4.0)
 
 
-def test_the_layer_is_the_one_most_widths_vote_for() -> None:
+def test_layer_with_most_votes_is_fused() -> None:
     a, b, c = (CONVOLUTIONS.index(name) for name in (LAYER, OTHER, FINAL))
     assert choose_layer([firing(LAYER, 0.1), firing(OTHER, 0.9), firing(LAYER, 0.2)]) == a
-    assert choose_layer([firing(LAYER, 0.1), firing(OTHER, 0.9), firing(FINAL, 0.2)]) == b  # no mode: highest rate
+    assert choose_layer([firing(LAYER, 0.1), firing(OTHER, 0.9), firing(FINAL, 0.2)]) == b  # tie: highest rate
     assert choose_layer([firing(LAYER, 0.1), firing(FINAL, 0.2)]) == c
     assert choose_layer([firing(OTHER, 0.1)]) == b
 
 
-def test_a_width_votes_for_its_most_frequent_winner(lab: Any) -> None:
-    """Not for the highest mean rate; and a width's vote is the mean of its clients'."""
+def test_width_votes_for_the_layer_with_most_wins(lab: Any) -> None:
+    """Not for the highest mean rate. Wins are averaged over the clients of a width."""
     often = torch.zeros(2, len(CONVOLUTIONS))
     often[0, 3], often[0, 7] = 0.2, 0.9
     often[1, 3], often[1, 7] = 0.6, 0.4
@@ -237,13 +256,13 @@ def test_the_local_loss(lab: Any, kind: Kind, loss: str) -> None:
     else:
         expected = F.cross_entropy(out.logits_TBC.mean(dim=0), y).item()
     kernels = [16] * 4 + [32] * 4 + [64] * 4 + [128] * 4
-    crooked = 10 * sum(0.21**2 / n for n in kernels)  # n of n^2 entries are off, by 0.21
+    crooked = 10 * sum(0.21**2 / n for n in kernels)  # n of n^2 entries differ by 0.21
     term = "local.tet" if kind == "snn" and loss == "tet" else "local.ce"
     assert metrics == pytest.approx({term: expected, "local.orthogonal": crooked}, rel=1e-3)
 
 
-def test_the_task_decides_where_it_is_asked(lab: Any) -> None:
-    """Its TET has the weight all methods share, 1e-4; the field's is the authors' 1e-3, and the default."""
+def test_snn_loss_task_follows_the_task(lab: Any) -> None:
+    """The task's TET weight is 1e-4, as in all methods; the default of lambda_tet is the authors' 1e-3."""
     losses = {}
     for key, changes, task in (
         ("own", {}, {}),
@@ -261,7 +280,7 @@ def test_the_task_decides_where_it_is_asked(lab: Any) -> None:
     assert len(set(losses.values())) == 3
 
 
-def test_the_regulariser_pulls_banks_back(lab: Any) -> None:
+def test_regulariser_makes_banks_orthogonal(lab: Any) -> None:
     left = {}
     for weight in (0.0, 10.0):
         method = lab.method("sfedhifi", lambda_orthogonal=weight)
@@ -277,15 +296,15 @@ def test_the_regulariser_pulls_banks_back(lab: Any) -> None:
 # client: rates
 
 
-def test_rates_are_measured_on_training_images_in_evaluation(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten images in batches of four: the short batch counts less in the mean, as one in the share of wins."""
+def test_rates_are_measured_on_training_images_in_eval_mode(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten images in batches of four: the short batch has less weight in the mean but counts as one win."""
     method = lab.method("sfedhifi")
     client = lab.client(method, "snn")
     lab.turn(method, client)
     batches = [client.place(x) for x, _ in client.shard.train_batches_plain(4)]
     assert [len(x) for x in batches] == [4, 4, 2]
     seen: dict[str, list[float]] = {name: [] for name in CONVOLUTIONS}
-    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # where hooks see all
+    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # the path on which hooks see all layers
     model = client.backbone.eval()
     for name, layer in model.named_modules():
         if isinstance(layer, ComposedConv):
@@ -306,7 +325,7 @@ def test_rates_are_measured_on_training_images_in_evaluation(lab: Any, monkeypat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_spiking_clients_tell_rates_and_only_while_there_is_fusion(lab: Any, kind: Kind) -> None:
+def test_rates_are_uploaded_only_by_snn_clients_and_with_fusion(lab: Any, kind: Kind) -> None:
     method = lab.method("sfedhifi")
     client = lab.client(method, kind)
     early, late = (method.client_round(client, Round(i, 100)).payload for i in (44, 45))
@@ -319,7 +338,7 @@ def test_only_spiking_clients_tell_rates_and_only_while_there_is_fusion(lab: Any
     assert "firing" not in lab.method("sfedhifi", fusion_share=0.0).uploads(client.task, client.info)
 
 
-# what crosses
+# payloads
 
 
 @pytest.mark.parametrize(
@@ -335,7 +354,7 @@ def test_payload_by_width(lab: Any, width: float, scalars: int, megabytes: float
 
 
 @pytest.mark.parametrize("policy", ["local", "averaged"])
-def test_receiving_replaces_the_backbone_and_by_policy_its_statistics(lab: Any, policy: str) -> None:
+def test_download_replaces_the_backbone_and_averaged_statistics(lab: Any, policy: str) -> None:
     method = lab.method("sfedhifi", bn_buffers=policy)
     client = lab.client(method, "snn")
     sent = lab.turn(method, client).payload
@@ -349,8 +368,8 @@ def test_receiving_replaces_the_backbone_and_by_policy_its_statistics(lab: Any, 
     assert "backbone" not in client.momentum
 
 
-def test_a_federation_of_widths(lab: Any) -> None:
-    """Rounds of real clients: one layer of every width ends with common singular values, the others do not."""
+def test_rounds_with_several_widths(lab: Any) -> None:
+    """Real rounds: one layer of every width gets common singular values, the others do not."""
     method = lab.method("sfedhifi", fusion_share=1.0)
     clients = [
         lab.client(method, kind, id=i, width=width)
@@ -378,14 +397,14 @@ def test_a_federation_of_widths(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [0.125, 0.25, 0.375, 0.5, 1.0, 2.0])
-def test_multiples_of_an_eighth_fit(lab: Any, width: float) -> None:
+def test_multiples_of_an_eighth_are_accepted(lab: Any, width: float) -> None:
     method = SFedHIFI()
     method.check(lab.task, [lab.info("snn", width=width), lab.info("ann", id=1, width=0.125)])
     assert method.uploads(lab.task, lab.info("snn", width=width))
 
 
 @pytest.mark.parametrize("width", [0.0625, 0.1, 0.3])
-def test_widths_that_no_bank_divides_are_refused_in_one_line(lab: Any, width: float) -> None:
+def test_widths_not_divisible_by_banks_are_refused_in_one_line(lab: Any, width: float) -> None:
     with pytest.raises(BadInput) as error:
         SFedHIFI().check(lab.task, [lab.info("ann", width=0.25), lab.info("snn", id=1, width=width)])
     message = str(error.value)
@@ -395,7 +414,7 @@ def test_widths_that_no_bank_divides_are_refused_in_one_line(lab: Any, width: fl
 
 
 def test_other_architectures_are_refused_in_one_line(lab: Any) -> None:
-    with pytest.raises(BadInput, match=r"sfedhifi composes resnet18 .* client 1 \(vgg11@0.25:snn\)") as error:
+    with pytest.raises(BadInput, match=r"sfedhifi needs resnet18 .* client 1 \(vgg11@0.25:snn\)") as error:
         SFedHIFI().check(lab.task, [lab.info(), replace(lab.info("snn", id=1, width=0.25), model="vgg11")])
     assert "\n" not in str(error.value)
 

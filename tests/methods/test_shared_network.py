@@ -1,4 +1,4 @@
-"""What FML and MH-pFLID have in common: a network like the Bridge that travels, and how it travels."""
+"""Tests for FML and MH-pFLID: the shared Bridge-like network and its exchange."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def uploads() -> dict[int, Upload]:
 
 
 @pytest.mark.parametrize(("personal", "megabytes"), [(True, 3.93), (False, 4.02)])
-def test_megabytes_that_cross(lab: Any, name: str, personal: bool, megabytes: float) -> None:
+def test_payload_size(lab: Any, name: str, personal: bool, megabytes: float) -> None:
     """The paper's 3.93 MB is the body; a head for 100 classes adds 0.10."""
     method, task, client = METHODS[name](personal_head=personal), Task(100, 3, 32), lab.info()  # type: ignore[call-arg]
     down = method.server_send(method.server_init(task, [client]), client, FIRST)
@@ -45,8 +45,8 @@ def test_megabytes_that_cross(lab: Any, name: str, personal: bool, megabytes: fl
         assert any("head" in key for key in declared) != personal
 
 
-def test_it_starts_as_the_bridge_does(lab: Any, to_bytes: Bytes, name: str) -> None:
-    """Same architecture, size and values; server and clients alike."""
+def test_initial_network_equals_the_bridge(lab: Any, to_bytes: Bytes, name: str) -> None:
+    """Same architecture, size and values, on server and clients."""
     bridge = to_bytes(bridge_of(lab.client(lab.method("as-fedbridge"))))
     for personal in (True, False):
         method = lab.method(name, personal_head=personal)
@@ -57,7 +57,7 @@ def test_it_starts_as_the_bridge_does(lab: Any, to_bytes: Bytes, name: str) -> N
         assert start.items() <= {key.removeprefix(prefix): content for key, content in bridge.items()}.items()
 
 
-def test_width_and_norm_are_the_fields(lab: Any, name: str) -> None:
+def test_width_and_norm_follow_the_fields(lab: Any, name: str) -> None:
     method = lab.method(name, bridge_width=0.25, bridge_norm="group", bn_buffers="averaged")
     client = lab.client(method)
     body = bridge_of(client, SHARED[name]).body
@@ -65,15 +65,15 @@ def test_width_and_norm_are_the_fields(lab: Any, name: str) -> None:
     assert isinstance(body.norm, nn.GroupNorm)
     up = lab.turn(method, client).payload
     assert up["stem.weight"].shape[0] == 6
-    assert up.keys() == {key for key, _ in body.named_parameters()}  # such a network has no statistics
+    assert up.keys() == {key for key, _ in body.named_parameters()}  # GroupNorm has no statistics
 
 
-# what leaves, what is replaced
+# payloads
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("personal", [True, False])
-def test_only_what_is_shared_leaves(lab: Any, name: str, personal: bool, kind: Kind) -> None:
+def test_only_the_shared_part_is_uploaded(lab: Any, name: str, personal: bool, kind: Kind) -> None:
     method = lab.method(name, personal_head=personal)
     client = lab.client(method, kind)
     up = lab.turn(method, client).payload
@@ -84,7 +84,7 @@ def test_only_what_is_shared_leaves(lab: Any, name: str, personal: bool, kind: K
 
 
 @pytest.mark.parametrize("personal", [True, False])
-def test_receiving_replaces_what_is_shared_only(lab: Any, to_bytes: Bytes, name: str, personal: bool) -> None:
+def test_download_replaces_only_the_shared_part(lab: Any, to_bytes: Bytes, name: str, personal: bool) -> None:
     method = lab.method(name, personal_head=personal)
     client = lab.client(method)
     network = bridge_of(client, SHARED[name])
@@ -98,7 +98,7 @@ def test_receiving_replaces_what_is_shared_only(lab: Any, to_bytes: Bytes, name:
     assert torch.equal(network.body.norm.running_mean, statistics)
 
 
-def test_averaged_statistics_travel_both_ways(lab: Any, name: str) -> None:
+def test_averaged_statistics_are_exchanged_in_both_directions(lab: Any, name: str) -> None:
     method = lab.method(name, bn_buffers="averaged")
     client = lab.client(method)
     body = bridge_of(client, SHARED[name]).body
@@ -110,8 +110,8 @@ def test_averaged_statistics_travel_both_ways(lab: Any, name: str) -> None:
     assert all((b == 0.5).all() for b in statistics.values())
 
 
-def test_scales_of_the_ports_travel_as_they_started(lab: Any, name: str) -> None:
-    """Nothing uses them here: no gradient, no momentum, no decay; their mean is what it was."""
+def test_port_scales_keep_their_initial_values(lab: Any, name: str) -> None:
+    """They are not used: no gradient, no momentum, no decay."""
     method = lab.method(name, bridge_weight_decay=1.0)
     clients = {i: lab.client(method, kind, id=i) for i, kind in enumerate(KINDS)}
     infos = [c.info for c in clients.values()]
@@ -129,8 +129,8 @@ def test_scales_of_the_ports_travel_as_they_started(lab: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("momentum", ["keep", "reset"])
-def test_momentum_over_a_download(lab: Any, name: str, momentum: str) -> None:
-    """What stays private keeps its own either way."""
+def test_momentum_after_a_download(lab: Any, name: str, momentum: str) -> None:
+    """Private modules keep their momentum in both cases."""
     method = lab.method(name, bridge_momentum=momentum)
     client = lab.client(method, "snn")
     up = lab.turn(method, client)
@@ -157,7 +157,7 @@ def test_uploads_are_averaged(lab: Any, name: str, weights: str, expected: float
 
 
 @pytest.mark.parametrize(("weights", "expected"), [("size", (2 * 16 + 3 * 0) / (2 + 3)), ("uniform", (16 + 0) / 2)])
-def test_clients_that_are_away_do_not_count(lab: Any, name: str, weights: str, expected: float) -> None:
+def test_absent_clients_have_no_weight(lab: Any, name: str, weights: str, expected: float) -> None:
     method, present = lab.method(name, weights=weights), fleet(lab)[1:3]
     ups = {c.id: uploads()[c.id] for c in present}
     assert method.server_round({}, present, ups, FIRST)["w"].tolist() == pytest.approx([expected, 1.0])
@@ -177,8 +177,8 @@ def test_bad_values_are_refused_in_one_line(lab: Any, name: str, field: str, val
     assert "\n" not in str(error.value)
 
 
-def test_any_fleet_will_do(lab: Any, name: str) -> None:
-    """Widths may differ: what is averaged has one shape."""
+def test_fleets_of_different_widths_are_accepted(lab: Any, name: str) -> None:
+    """Backbone widths may differ: the averaged network has one shape."""
     method = lab.method(name)
     mixed = [lab.info("ann", id=0, width=0.125), lab.info("snn", id=1, width=0.25)]
     method.check(lab.task, mixed)
@@ -189,4 +189,4 @@ def test_settings_of_the_bridge(name: str) -> None:
     method: Any = METHODS[name]()
     assert (method.bridge_lr, method.bridge_weight_decay, method.bridge_width) == (0.004, 1e-4, 1.0)
     assert (method.bridge_norm, method.bridge_momentum, method.bn_buffers) == ("batch", "keep", "local")
-    assert (method.weights, method.personal_head, method.temperature) == ("size", True, 1.0)
+    assert (method.weights, method.personal_head, method.temperature) == ("capped", True, 1.0)

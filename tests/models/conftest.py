@@ -38,11 +38,11 @@ def images() -> Callable[..., Tensor]:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Set the number of threads and let small work be spread over them too."""
+    """Sets the number of threads and lets small work run on several threads too."""
     before = torch.get_num_threads()
 
     def use(count: int) -> None:
-        monkeypatch.setattr(openmp, "ALONE", 1)
+        monkeypatch.setattr(openmp, "MIN_PARALLEL_SIZE", 1)
         torch.set_num_threads(count)
 
     yield use

@@ -28,13 +28,13 @@ def test_widths_build_and_have_five_ports(task: Task, images: Images, width: flo
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (5, 16), (2, 48), (3, 64)])
-def test_any_small_image_goes_in(task: Task, images: Images, channels: int, size: int) -> None:
+def test_small_images_of_any_size(task: Task, images: Images, channels: int, size: int) -> None:
     bridge = build_bridge(replace(task, channels=channels, image_size=size), WIDTH, "batch")
     assert bridge(images(2, channels, size)).shape == (2, 4)
 
 
-def test_reading_leaves_the_logits_on_the_continuous_path(task: Task, images: Images) -> None:
-    """Ports only look: even closed ones do not touch the prediction."""
+def test_ports_do_not_change_the_logits(task: Task, images: Images) -> None:
+    """Not even with scales so large that all rates are zero."""
     bridge, x = build_bridge(task, WIDTH, "group"), images(3)
     plain = bridge(x)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_reading_leaves_the_logits_on_the_continuous_path(task: Task, images: Im
 
 
 @pytest.mark.parametrize("log_scale", [-5.0, 0.0, 3.0])
-def test_a_ports_scale_is_positive_whatever_is_learnt(task: Task, images: Images, log_scale: float) -> None:
+def test_scale_of_a_port_is_positive(task: Task, images: Images, log_scale: float) -> None:
     bridge = build_bridge(task, WIDTH, "group")
     port = bridge.body.ports[-1]
     assert port.log_scale.tolist() == [0.0] * 16  # starts at one
@@ -57,14 +57,14 @@ def test_a_ports_scale_is_positive_whatever_is_learnt(task: Task, images: Images
         torch.testing.assert_close(port(activation), expected)
 
 
-def test_rates_reach_body_and_scales_but_not_the_head(task: Task, images: Images) -> None:
+def test_gradient_of_rates_reaches_the_body_but_not_the_head(task: Task, images: Images) -> None:
     bridge = build_bridge(task, WIDTH, "batch")
     sum(r.sum() for r in bridge.read(images(4)).rates).backward()
     assert all(p.grad is not None for p in bridge.body.parameters())
     assert all(p.grad is None for p in bridge.head.parameters())
 
 
-def test_building_leaves_the_global_generator_alone(task: Task) -> None:
+def test_building_does_not_use_the_global_generator(task: Task) -> None:
     before = torch.get_rng_state()
     one, same = (build_bridge(task, WIDTH, "batch") for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -73,19 +73,19 @@ def test_building_leaves_the_global_generator_alone(task: Task) -> None:
     assert not torch.equal(other.body.stem.weight, one.body.stem.weight)
 
 
-def test_a_seed_gives_one_body_for_all_numbers_of_classes(task: Task) -> None:
+def test_body_does_not_depend_on_the_number_of_classes(task: Task) -> None:
     bodies = [build_bridge(replace(task, classes=c), WIDTH, "batch").body.state_dict() for c in (4, 9)]
     assert all(torch.equal(t, bodies[1][name]) for name, t in bodies[0].items())
 
 
-def test_an_outline_has_no_memory(task: Task) -> None:
+def test_outline_has_no_memory(task: Task) -> None:
     outline, built = outline_bridge(task, 0.5, "batch"), build_bridge(task, 0.5, "batch")
     assert all(p.is_meta for p in outline.parameters())
     assert {n: p.shape for n, p in outline.named_parameters()} == {n: p.shape for n, p in built.named_parameters()}
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_batch_of_one_trains(task: Task, images: Images, norm: str) -> None:
+def test_batch_of_one_trains(task: Task, images: Images, norm: str) -> None:
     bridge = build_bridge(task, WIDTH, norm).train()
     reading = bridge.read(images(1))
     (cross_entropy(reading.logits_BC, torch.tensor([0])) + sum(r.mean() for r in reading.rates)).backward()

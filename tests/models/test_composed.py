@@ -1,5 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ def build(task: Task, info: ClientInfo) -> ComposedResNet18:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_composed_convolution_is_one_bank_for_all_groups_and_a_mix(
+def test_composed_convolution_equals_bank_then_coefficient(
     task: Task, info: Infos, images: Images, stride: int
 ) -> None:
     conv = (
@@ -83,7 +85,7 @@ def test_every_width_starts_with_the_same_orthogonal_banks(task: Task, info: Inf
     assert std == pytest.approx((2 / 256) ** 0.5, rel=0.05)
 
 
-def test_twins_hold_the_same_tensors(task: Task, info: Infos) -> None:
+def test_ann_and_snn_have_the_same_tensors(task: Task, info: Infos) -> None:
     before = torch.get_rng_state()
     ann, snn = (build(task, info(kind)) for kind in KINDS)
     assert torch.equal(torch.get_rng_state(), before)
@@ -96,7 +98,7 @@ def test_twins_hold_the_same_tensors(task: Task, info: Infos) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("projector", ["linear", "identity"])
-def test_it_is_a_backbone(task: Task, info: Infos, images: Images, kind: Kind, projector: str) -> None:
+def test_shapes_and_gradients(task: Task, info: Infos, images: Images, kind: Kind, projector: str) -> None:
     task = replace(task, projector=projector, feature_dim=128)
     model = build(task, info(kind, width=0.25))
     out = model(images(6, size=16))
@@ -107,13 +109,18 @@ def test_it_is_a_backbone(task: Task, info: Infos, images: Images, kind: Kind, p
     assert all(p.grad.abs().max() > 0 for p in model.parameters())
 
 
-def test_spikes_stay_on_the_fast_path(task: Task, info: Infos, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of our own and plain tensor operations: the same outputs, rates and gradients."""
+def test_sparse_convolution_is_used(task: Task, info: Infos, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paths numba and torch give the same outputs, rates and gradients."""
     x, y = images(6, size=16), torch.arange(6) % 4
     calls: list[str] = []
-    for name in ("convolve", "fork"):
-        original = getattr(sparse_conv, name)
-        monkeypatch.setattr(sparse_conv, name, lambda *args, n=name, f=original: (calls.append(n), f(*args))[1])
+    originals = {name: getattr(sparse_conv, name) for name in ("convolve", "fork")}
+
+    def watched(name: str, *args: Any) -> Any:
+        calls.append(name)
+        return originals[name](*args)
+
+    for name in originals:
+        monkeypatch.setattr(sparse_conv, name, partial(watched, name))
     results = {}
     for path in ("numba", "torch"):
         monkeypatch.setenv("ASFEDBRIDGE_NEURON", path)
@@ -128,10 +135,10 @@ def test_spikes_stay_on_the_fast_path(task: Task, info: Infos, images: Images, m
         torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-5)
 
 
-def test_rates_are_the_means_of_what_goes_into_each_convolution(
+def test_input_rates_are_the_mean_inputs_of_convolutions(
     task: Task, info: Infos, images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # where hooks see all
+    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # on this path hooks see every layer
     model = build(task, info("snn")).eval()
     seen: list[Tensor] = []
     for block in model.blocks():
@@ -140,7 +147,7 @@ def test_rates_are_the_means_of_what_goes_into_each_convolution(
     with torch.no_grad():
         for layer in model.modules():
             if hasattr(layer, "running_var"):
-                layer.running_var.fill_(0.25)  # enough drive for spikes everywhere
+                layer.running_var.fill_(0.25)  # makes neurons of all layers spike
         model(images(5))
         expected = torch.tensor([x.mean().item() for x in seen])
         assert all(set(x.unique().tolist()) <= {0.0, 1.0} for x in seen)

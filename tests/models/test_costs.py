@@ -1,4 +1,4 @@
-"""The paper's sizes and operation counts, recounted from the layers of built models."""
+"""The paper's model sizes and operation counts, recomputed from the layers of built models."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Infos = Callable[..., ClientInfo]
 
 
 def mflops(model: nn.Module, channels: int = 3, size: int = 32) -> dict[str, float]:
-    """Per layer, in millions, two per multiply-add of convolutions and linear layers, for one image."""
+    """MFLOPs of each convolution and linear layer for one image, two per multiply-add."""
     count: dict[str, float] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -55,7 +55,7 @@ def test_operations_of_resnet18(cifar100: Task, info: Infos, width: float, total
 
 
 def test_operations_that_stay_dense(cifar100: Task, info: Infos) -> None:
-    """Stem, projection and classifier: 3.85 MFLOPs of the binary network's row."""
+    """Stem, projection and classifier: the 3.85 MFLOPs in the paper's row of the binary network."""
     count = mflops(build_backbone(cifar100, info(width=1.0)))
     assert count["stem"] == pytest.approx(3.539, abs=5e-4)
     assert count["stem"] + count["projector"] + count["classifier"] == pytest.approx(3.852, abs=5e-4)
@@ -63,14 +63,14 @@ def test_operations_that_stay_dense(cifar100: Task, info: Infos) -> None:
 
 @pytest.mark.parametrize(("kind", "bits", "more"), [("bnn", 1, 0), ("qnn", 2, 38), ("qnn", 8, 38)])
 def test_low_bit_shares_of_resnet18(cifar100: Task, kind: Kind, bits: int, more: int) -> None:
-    """3.85 MFLOPs, 553.65 M low-bit multiply-accumulates, 43.20 MB; a QNN has two step sizes a convolution more."""
+    """3.85 MFLOPs, 553.65 M low-bit multiply-accumulates, 43.20 MB. A QNN also has two step sizes per convolution."""
     model = build_backbone(cifar100, ClientInfo(0, kind, "resnet18", bits=bits))
     count = mflops(model)
     low_bit = {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and type(m) is not nn.Conv2d}
     assert len(low_bit) == 19
     assert sum(count[name] for name in low_bit) / 2 == pytest.approx(553.648, abs=5e-4)
     assert sum(count[name] for name in count.keys() - low_bit) == pytest.approx(3.852, abs=5e-4)
-    # Layer by layer on paper: 3x3 convolutions of four stages, then the 1x1 shortcuts, at sides 32, 16, 8, 4.
+    # Computed by hand: 3x3 convolutions of four stages and the 1x1 shortcuts, at sizes 32, 16, 8 and 4.
     macs = sum((9 * (c // 2 * c + 3 * c * c) + c // 2 * c) * s * s for c, s in ((128, 16), (256, 8), (512, 4)))
     assert sum(count[name] for name in low_bit) / 2 == pytest.approx((macs + 4 * 9 * 64 * 64 * 32 * 32) / 1e6)
     scalars = sum(p.numel() for p in model.parameters())
@@ -78,7 +78,7 @@ def test_low_bit_shares_of_resnet18(cifar100: Task, kind: Kind, bits: int, more:
     assert f"{4 * scalars / 2**20:.2f}" == "43.20" if kind == "bnn" else "43.21"
 
 
-def test_the_bridge_meets_the_papers_budget(cifar100: Task) -> None:
+def test_bridge_matches_the_paper(cifar100: Task) -> None:
     bridge = build_bridge(cifar100, 1.0, "batch")
     assert round(4 * sum(p.numel() for p in bridge.body.parameters()) / 2**20, 2) == 3.93
     assert sum(mflops(bridge).values()) == pytest.approx(98.09, rel=0.01)
@@ -88,8 +88,8 @@ def test_the_bridge_meets_the_papers_budget(cifar100: Task) -> None:
 
 
 def plain_sum(sizes: list[int], blocks: int, classes: int, feature_dim: int) -> tuple[int, int]:
-    """Multiply-adds of all convolutions and matrices at 224x224, and trainable scalars, by hand: a 7x7 stem to 112,
-    a pool to 56, stages at 56, 28, 14 and 7 pixels."""
+    """Multiply-adds at 224x224 and trainable scalars, computed by hand: a 7x7 stem to 112 pixels, a pool to 56,
+    stages at 56, 28, 14 and 7."""
     adds = 7 * 7 * 3 * sizes[0] * 112**2
     scalars = 7 * 7 * 3 * sizes[0] + 2 * sizes[0]
     inputs = sizes[0]
@@ -110,24 +110,24 @@ def plain_sum(sizes: list[int], blocks: int, classes: int, feature_dim: int) -> 
 @pytest.mark.parametrize("kind", ["ann", "snn"])
 @pytest.mark.parametrize("width", [0.25, 1.0])
 def test_resnet18_at_224(info: Infos, kind: str, width: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # event-driven convolutions pass the hooks by
+    monkeypatch.setenv("ASFEDBRIDGE_NEURON", "torch")  # sparse convolutions do not call hooks
     task = Task(classes=200, channels=3, image_size=224)
     model = build_backbone(task, info(kind, width=width, T=1))
     adds, scalars = plain_sum([round(s * width) for s in (64, 128, 256, 512)], 2, 200, 256)
     assert sum(mflops(model, size=224).values()) == pytest.approx(2e-6 * adds, rel=1e-12)
     assert sum(p.numel() for p in model.parameters()) == scalars
-    if width == 1.0:  # He et al. give 1.8 billion multiply-adds for theirs, with a classifier of its own
+    if width == 1.0:  # He et al. report 1.8 billion multiply-adds, with another classifier
         assert adds == pytest.approx(1.8e9, rel=0.02)
 
 
-def test_the_bridge_at_224() -> None:
+def test_bridge_at_224() -> None:
     bridge = build_bridge(Task(classes=200, channels=3, image_size=224), 1.0, "batch")
     adds, scalars = plain_sum([24, 64, 120, 220], 1, 200, 256)
     assert sum(mflops(bridge, size=224).values()) == pytest.approx(2e-6 * adds, rel=1e-12)
     assert sum(p.numel() for p in bridge.parameters()) == scalars + 24 + 64 + 120 + 220 + 256  # ports
 
 
-# Every family once more, layer by layer: kernel, groups, inputs, outputs, and the side of its output for a 32x32 image.
+# The layers of every family: kernel size, groups, inputs, outputs, and the size of the output for a 32x32 image.
 Layer = tuple[int, int, int, int, int]
 
 
@@ -166,7 +166,7 @@ LAYERS = {
 @pytest.mark.parametrize("kind", ["ann", "snn"])
 @pytest.mark.parametrize("width", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("name", sorted(LAYERS))
-def test_every_family_by_formula(cifar100: Task, name: str, width: float, kind: str) -> None:
+def test_every_family_matches_its_layer_table(cifar100: Task, name: str, width: float, kind: str) -> None:
     scalars, products, pooled = 0, 0, 0
     for kernel, groups, inputs, outputs, side in LAYERS[name]:
         ins, pooled = inputs if inputs == 3 else round(inputs * width), round(outputs * width)
@@ -181,12 +181,12 @@ def test_every_family_by_formula(cifar100: Task, name: str, width: float, kind: 
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
-def test_operations_are_those_of_a_model_that_runs(cifar100: Task, name: str) -> None:
+def test_count_layers_matches_a_forward_pass(cifar100: Task, name: str) -> None:
     info = ClientInfo(0, "ann", name, 0.25)
     layers = count_layers(outline_backbone(cifar100, info), cifar100)
     counted = {name: 2e-6 * layer.macs for name, layer in layers.items()}
     assert counted == pytest.approx(mflops(build_backbone(cifar100, info)))
 
 
-def test_no_family_is_left_out() -> None:
+def test_layer_table_is_complete() -> None:
     assert set(LAYERS) == {name for name, model in MODELS.items() if model.family}

@@ -1,4 +1,4 @@
-"""A spiking network that reads frames: one at each step, from an input whose channels hold them all."""
+"""Spiking networks on event frames: each time step reads one frame; the input's channels hold all frames."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ def events(task: Task) -> Task:
 
 
 class Cell:
-    """One layer's neurons with a memory, stepped by hand."""
+    """LIF neurons of one layer that keep their membrane between calls."""
 
     def __init__(self, neuron: Neuron) -> None:
         self.neuron, self.v = neuron, torch.zeros(())
@@ -40,7 +40,7 @@ class Cell:
 
 
 def step_by_step(model: Any, x_BCHW: Tensor, neuron: Neuron) -> Tensor:
-    """Logits [T, B, C] of a ResNet that is shown one frame after the other and keeps its membranes meanwhile."""
+    """Logits [T, B, C] of a ResNet that processes one frame after the other and keeps its membranes in between."""
     cells: dict[str, Cell] = {}
 
     def fire(name: str, current: Tensor) -> Tensor:
@@ -59,16 +59,14 @@ def step_by_step(model: Any, x_BCHW: Tensor, neuron: Neuron) -> Tensor:
 
 
 @pytest.mark.parametrize("build", ["plain", "composed"])
-def test_frames_are_read_as_a_network_with_membranes_would(
-    events: Task, info: Infos, images: Images, build: str
-) -> None:
-    """In evaluation, where normalisation looks at one value at a time; forward, and every gradient."""
+def test_matches_processing_frame_by_frame(events: Task, info: Infos, images: Images, build: str) -> None:
+    """Output and all gradients, in evaluation mode, where a norm's statistics do not depend on the other frames."""
     snn = info("snn", T=T)
     model = build_backbone(events, snn) if build == "plain" else build_composed(events, snn, 0.125, 0.25)
     model = model.double().eval()
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            layer.running_var.fill_(0.05)  # enough drive that spikes come and differ
+            layer.running_var.fill_(0.05)  # makes neurons spike, and at different steps
     x = images(4, 2 * T).double().contiguous(memory_format=torch.channels_last)
     ours, theirs = model(x), step_by_step(model, x, events.neuron)
     torch.testing.assert_close(ours.logits_TBC, theirs)
@@ -82,16 +80,21 @@ def test_frames_are_read_as_a_network_with_membranes_would(
     assert mine[0].abs().max() > 0
 
 
-def test_the_fast_path_takes_frames_too(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norm and neuron in one node over all steps, against the plain loop on frames cut out by hand."""
+def test_fused_kernel_on_frames(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused norm and LIF against ``lif_reference`` on frames sliced by hand."""
     calls: list[bool] = []
     original = norm_lif.norm_lif
-    monkeypatch.setattr(norm_lif, "norm_lif", lambda *args: calls.append(args[-1]) or original(*args))
+
+    def watched(*args: Any) -> Any:
+        calls.append(args[-1])
+        return original(*args)
+
+    monkeypatch.setattr(norm_lif, "norm_lif", watched)
     x = images(4, 2 * T).contiguous(memory_format=torch.channels_last)
-    stem = conv3x3(2, 16).to(memory_format=torch.channels_last)
+    stem = conv3x3(2, 16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     norms = [BatchNorm(16), BatchNorm(16)]
     out = Spiking(T, Neuron(), frames=True).read(stem, norms[0], x)
-    assert calls == [False]  # and not as one image that every step sees
+    assert calls == [False]  # not shared: each step has its own frame
     frames = torch.cat([x[:, 2 * t : 2 * t + 2] for t in range(T)])
     plain = lif_reference(norms[1](stem(frames)).unflatten(0, (T, -1)), Neuron()).flatten(0, 1)
     assert torch.equal(out, plain)
@@ -104,7 +107,7 @@ def test_the_fast_path_takes_frames_too(images: Images, monkeypatch: pytest.Monk
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_unfolding_keeps_examples_steps_and_channels_apart() -> None:
+def test_unfold_does_not_mix_examples_steps_and_channels() -> None:
     x = torch.arange(2 * 6 * 3 * 3.0).view(2, 6, 3, 3)
     for layout in (torch.contiguous_format, torch.channels_last):
         out = unfold(x.contiguous(memory_format=layout), 3)
@@ -115,7 +118,7 @@ def test_unfolding_keeps_examples_steps_and_channels_apart() -> None:
                     assert torch.equal(out[2 * t + example, channel], x[example, 2 * t + channel])
 
 
-def test_stems_and_bridge_take_what_they_should(events: Task, info: Infos, images: Images) -> None:
+def test_input_channels_of_stems_and_bridge(events: Task, info: Infos, images: Images) -> None:
     ann, snn = outline_backbone(events, info("ann")), outline_backbone(events, info("snn", T=T))
     assert ann.stem.weight.shape[1] == 2 * T
     assert snn.stem.weight.shape[1] == 2
@@ -125,13 +128,13 @@ def test_stems_and_bridge_take_what_they_should(events: Task, info: Infos, image
     assert build_backbone(events, info("ann"))(images(2, 2 * T)).logits_TBC.shape == (1, 2, 4)
 
 
-def test_an_snn_with_other_steps_than_the_data_is_refused(events: Task, info: Infos) -> None:
+def test_snn_whose_steps_differ_from_the_frames_is_rejected(events: Task, info: Infos) -> None:
     check_backbone(events, info("ann"))
     check_backbone(events, info("snn", T=T))
-    with pytest.raises(BadInput, match=r"client 0 .* takes T=2 steps, but each example has 3 frames"):
+    with pytest.raises(BadInput, match=r"client 0 .* has T=2, but each example has 3 frames"):
         check_backbone(events, info("snn", T=2))
     check_backbone(replace(events, frames=1), info("snn", T=2))  # a single frame is an image
 
 
-def test_a_static_image_is_read_as_before(task: Task, info: Infos) -> None:
+def test_static_images_are_not_frames(task: Task, info: Infos) -> None:
     assert not build_backbone(task, info("snn", T=T)).act.frames

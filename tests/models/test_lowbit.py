@@ -1,4 +1,4 @@
-"""Low-bit convolutions: their values, their gradients by the formula, and what they share with their twins."""
+"""Low-bit convolutions: values, gradients, and tensors shared with the ANN twin."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ from asfedbridge.core.losses import cross_entropy
 from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.core.training import Bounded
 from asfedbridge.models.lowbit import (
-    LEAST_STEP,
+    MIN_STEP,
     BinaryConv,
     Lsq,
     _DorefaInput,
@@ -43,7 +43,7 @@ def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The output, a gradient for it, and what becomes of that gradient."""
+    """The output, a random gradient of it, and the resulting gradients of the inputs."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     out = function(*leaves)
     up = draw(*out.shape, seed=9)
@@ -52,7 +52,7 @@ def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor,
 
 
 def difference(function: Callable[[Tensor], Tensor], x: Tensor, up: Tensor, eps: float = 1e-6) -> Tensor:
-    """The gradient of sum(up * function(x)) by central differences, one entry after the other."""
+    """The gradient of sum(up * function(x)) by central differences."""
     grad = torch.zeros_like(x)
     for i in range(x.numel()):
         ends = []
@@ -67,13 +67,13 @@ def difference(function: Callable[[Tensor], Tensor], x: Tensor, up: Tensor, eps:
 # quantisers
 
 
-def test_the_sign_of_zero_is_positive() -> None:
+def test_sign_of_zero_is_positive() -> None:
     x = torch.tensor([-2.0, -1e-30, -0.0, 0.0, 1e-30, 2.0])
     assert _Sign.apply(x).tolist() == [-1, -1, 1, 1, 1, 1]
     assert _ScaledSign.apply(torch.zeros(1, 1, 1, 1)).tolist() == [[[[0.0]]]]
 
 
-def test_a_sign_passes_gradients_from_minus_one_to_one() -> None:
+def test_sign_passes_gradients_in_minus_one_to_one() -> None:
     x = torch.tensor([-1.5, -1.0000002, -1.0, -0.5, 0.0, 1.0, 1.0000002, 3.0], requires_grad=True)
     up = torch.arange(1.0, 9.0)
     _Sign.apply(x).backward(up)
@@ -81,7 +81,7 @@ def test_a_sign_passes_gradients_from_minus_one_to_one() -> None:
     assert x.grad.tolist() == [0, 0, 3, 4, 5, 6, 0, 0]
 
 
-def test_a_binary_weight_is_a_sign_times_its_channels_mean() -> None:
+def test_binary_weight_is_sign_times_channel_mean() -> None:
     weight = draw(3, 2, 3, 3)
     out, up, (grad,) = gradients(_ScaledSign.apply, weight)
     for o in range(3):
@@ -92,8 +92,8 @@ def test_a_binary_weight_is_a_sign_times_its_channels_mean() -> None:
 
 
 @pytest.mark.parametrize(("low_end", "high_end"), [(0, 3), (0, 15), (-2, 1), (-8, 7), (-128, 127)])
-def test_lsq_by_its_formula(low_end: int, high_end: int) -> None:
-    """Values, and the gradients of value and step as Esser et al. write them."""
+def test_lsq_matches_its_formula(low_end: int, high_end: int) -> None:
+    """Values, and the gradients of value and step as defined by Esser et al."""
     v, s, factor = draw(3, 4, 5, 5), torch.tensor(1.5 / high_end, dtype=torch.float64), 0.25
     out, up, (grad_v, grad_s) = gradients(lambda a, b: _Lsq.apply(a, b, low_end, high_end, factor), v, s)
     ratio = v / s
@@ -107,7 +107,7 @@ def test_lsq_by_its_formula(low_end: int, high_end: int) -> None:
 
 
 def test_lsq_outside_its_range_is_linear_in_the_step() -> None:
-    """There nothing is rounded, so the derivative by the step is a true one."""
+    """Nothing is rounded there, so the gradient of the step must match finite differences."""
     v, s = torch.tensor([[-9.0], [9.0], [50.0]], dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
     _, up, (grad_v, grad_s) = gradients(lambda a, b: _Lsq.apply(a, b, -8, 7, 1.0), v, s)
     assert grad_v.tolist() == [[0.0], [0.0], [0.0]]
@@ -115,7 +115,7 @@ def test_lsq_outside_its_range_is_linear_in_the_step() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_lsq_gives_the_same_in_every_layout(layout: torch.memory_format) -> None:
+def test_lsq_is_independent_of_the_layout(layout: torch.memory_format) -> None:
     v, s = draw(2, 3, 4, 5), torch.tensor(0.3, dtype=torch.float64)
     plain = gradients(lambda a, b: _Lsq.apply(a, b, 0, 7, 1.0), v, s)
     other = gradients(lambda a, b: _Lsq.apply(a.contiguous(memory_format=layout), b, 0, 7, 1.0), v, s)
@@ -123,13 +123,13 @@ def test_lsq_gives_the_same_in_every_layout(layout: torch.memory_format) -> None
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_dorefa_by_its_formula(bits: int) -> None:
+def test_dorefa_matches_its_formula(bits: int) -> None:
     levels = 2**bits - 1
     weight = draw(3, 2, 3, 3)
     largest = weight.tanh().abs().max()
 
     def continuous(w: Tensor) -> Tensor:
-        """What is left without rounding, its largest value taken as a constant."""
+        """The formula without rounding, with the maximum as a constant."""
         return 2 * (w.tanh() / (2 * largest) + 0.5) - 1
 
     out, up, (grad,) = gradients(lambda w: _DorefaWeight.apply(w, levels), weight)
@@ -146,14 +146,14 @@ def test_dorefa_by_its_formula(bits: int) -> None:
 # step sizes
 
 
-def test_a_step_size_is_measured_on_the_first_training_batch() -> None:
+def test_step_size_is_set_by_the_first_training_batch() -> None:
     quantiser = Lsq(0, 15)
     quantiser.reset_parameters()
     first, second = draw(4, 2, 3, 3).float().abs(), draw(4, 2, 3, 3, seed=1, scale=5.0).float().abs()
     expected = 2 * first.mean().item() / math.sqrt(15)
     quantiser.eval()
     shown = quantiser(first, 18)
-    assert quantiser.step_size.item() == 0  # looking changes nothing
+    assert quantiser.step_size.item() == 0  # evaluation does not set it
     quantiser.train()
     torch.testing.assert_close(quantiser(first, 18), shown)
     assert quantiser.step_size.item() == pytest.approx(expected, rel=1e-6)
@@ -161,20 +161,20 @@ def test_a_step_size_is_measured_on_the_first_training_batch() -> None:
     assert quantiser.step_size.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_step_size_stays_positive() -> None:
+def test_step_size_stays_positive() -> None:
     quantiser = Lsq(0, 3)
     quantiser.reset_parameters()
-    out = quantiser(torch.zeros(2, 1, 2, 2), 4)  # nothing to measure
-    assert quantiser.step_size.item() == pytest.approx(LEAST_STEP)
+    out = quantiser(torch.zeros(2, 1, 2, 2), 4)  # the measured step size is 0
+    assert quantiser.step_size.item() == pytest.approx(MIN_STEP)
     assert torch.equal(out, torch.zeros(2, 1, 2, 2))
     with torch.no_grad():
         quantiser.step_size.fill_(-0.5)
         quantiser.bound()
-    assert quantiser.step_size.item() == pytest.approx(LEAST_STEP)
+    assert quantiser.step_size.item() == pytest.approx(MIN_STEP)
 
 
-def test_a_steps_gradient_is_damped_by_what_shares_it(task: Task, images: Images) -> None:
-    """1 / sqrt(N Q): N weights of a layer, or inputs of one image."""
+def test_gradient_scale_of_a_step_size(task: Task, images: Images) -> None:
+    """1 / sqrt(N Q), where N is the number of weights of a layer or of inputs per image."""
     model = build_backbone(task, low("qnn", 4)).train()
     conv: Any = model.stages[0][0].conv1
     factors: list[tuple[int, int]] = []
@@ -189,7 +189,7 @@ def test_a_steps_gradient_is_damped_by_what_shares_it(task: Task, images: Images
 
 @pytest.mark.parametrize(("kind", "bits", "rule"), LOW_BIT)
 @pytest.mark.parametrize("name", NAMES)
-def test_values_are_as_few_as_the_bits_allow(
+def test_number_of_distinct_values(
     task: Task, images: Images, monkeypatch: pytest.MonkeyPatch, name: str, kind: Kind, bits: int, rule: str
 ) -> None:
     model = build_backbone(replace(task, quantiser=rule), low(kind, bits, name)).train()
@@ -206,7 +206,7 @@ def test_values_are_as_few_as_the_bits_allow(
     assert len(seen) == sum(isinstance(m, nn.Conv2d) for m in model.modules()) - 1
     for x, weight in seen:
         if kind == "bnn":
-            assert set(x.unique().tolist()) == {-1.0, 1.0}  # both of them: a ReLU before would leave one
+            assert set(x.unique().tolist()) == {-1.0, 1.0}  # both; after a ReLU there would be only +1
             assert all(len(channel.abs().unique()) == 1 for channel in weight)
         else:
             assert 2 <= len(x.unique()) <= 2**bits
@@ -217,7 +217,9 @@ def test_values_are_as_few_as_the_bits_allow(
 
 @pytest.mark.parametrize(("kind", "bits", "rule"), [("bnn", 1, "lsq"), ("qnn", 4, "lsq"), ("qnn", 4, "dorefa")])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_ends_stay_full_precision(task: Task, name: str, kind: Kind, bits: int, rule: str) -> None:
+def test_stem_projector_and_classifier_keep_full_precision(
+    task: Task, name: str, kind: Kind, bits: int, rule: str
+) -> None:
     model = outline_backbone(replace(task, quantiser=rule), low(kind, bits, name))
     plain = {name for name, m in model.named_modules() if type(m) is nn.Conv2d}
     assert plain == {"stem"}
@@ -225,14 +227,16 @@ def test_the_ends_stay_full_precision(task: Task, name: str, kind: Kind, bits: i
 
 
 @pytest.mark.parametrize(("kind", "bits", "rule"), [("bnn", 1, "lsq"), ("qnn", 4, "dorefa"), ("qnn", 4, "lsq")])
-def test_twins_load_each_others_state(task: Task, images: Images, kind: Kind, bits: int, rule: str) -> None:
-    """Strictly, but for LSQ's step sizes: two more scalars for each low-bit convolution."""
+def test_ann_and_low_bit_networks_load_each_others_state(
+    task: Task, images: Images, kind: Kind, bits: int, rule: str
+) -> None:
+    """All names match except LSQ's step sizes, two scalars for each low-bit convolution."""
     task = replace(task, quantiser=rule)
     ann, twin = build_backbone(task, low("ann")), build_backbone(task, low(kind, bits))
     extra = [name for name in twin.state_dict() if name not in ann.state_dict()]
     assert extra == [name for name in twin.state_dict() if is_step(name)]
     assert len(extra) == (38 if rule == "lsq" and kind == "qnn" else 0)
-    assert all(torch.equal(t, twin.state_dict()[name]) for name, t in ann.state_dict().items())  # one start for all
+    assert all(torch.equal(t, twin.state_dict()[name]) for name, t in ann.state_dict().items())  # equal initial values
     other = build_backbone(replace(task, seed=7), low(kind, bits))
     missing = other.load_state_dict(ann.state_dict(), strict=False)
     assert (missing.missing_keys, missing.unexpected_keys) == (extra, [])
@@ -242,7 +246,7 @@ def test_twins_load_each_others_state(task: Task, images: Images, kind: Kind, bi
 
 
 def steps(model: nn.Module, x: Tensor, y: Tensor, count: int, lr: float) -> list[float]:
-    """The loss before each of some steps, and after the last."""
+    """The loss before each of ``count`` steps, and after the last."""
     optimiser = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     losses = []
     for _ in range(count + 1):
@@ -259,17 +263,15 @@ def steps(model: nn.Module, x: Tensor, y: Tensor, count: int, lr: float) -> list
 
 
 def patterns(images: Images, size: int) -> tuple[Tensor, Tensor]:
-    """Sixteen images of four classes that can be told apart."""
+    """Sixteen images of four separable classes."""
     y = torch.arange(16) % 4
     return 0.5 * images(16, size=size) + images(4, size=size, seed=1)[y], y
 
 
 @pytest.mark.parametrize(("kind", "bits", "rule"), LOW_BIT)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_lowers_the_loss_of_a_fixed_batch(
-    task: Task, images: Images, name: str, kind: Kind, bits: int, rule: str
-) -> None:
-    """At one of three rates: a straight-through gradient promises descent only where it outweighs levels that flip."""
+def test_one_step_lowers_the_loss(task: Task, images: Images, name: str, kind: Kind, bits: int, rule: str) -> None:
+    """At one of three learning rates: with a straight-through gradient, values that change their level may raise it."""
     first = build_backbone(replace(task, quantiser=rule), low(kind, bits, name)).train()
     pairs = [steps(copy.deepcopy(first), *patterns(images, 32), 1, lr) for lr in (0.02, 0.05, 0.2)]
     assert any(after < before for before, after in pairs), pairs
@@ -279,13 +281,13 @@ def test_a_step_lowers_the_loss_of_a_fixed_batch(
 
 @pytest.mark.parametrize(("kind", "bits", "rule"), [("bnn", 1, "lsq"), ("qnn", 2, "lsq"), ("qnn", 4, "dorefa")])
 def test_low_bit_networks_learn(task: Task, images: Images, kind: Kind, bits: int, rule: str) -> None:
-    """At the ANN's rate, of which a binary weight's gradient with XNOR-Net's factor would make little."""
+    """At the ANN's learning rate, which would be too small with XNOR-Net's factor in the weight gradient."""
     model = build_backbone(replace(task, quantiser=rule), low(kind, bits)).train()
     losses = steps(model, *patterns(images, 8), 20, lr=0.02)
     assert losses[-1] < 0.5 * losses[0], losses
 
 
-def test_depthwise_strided_and_biased_convolutions_keep_their_form() -> None:
+def test_stride_dilation_groups_and_bias_are_kept() -> None:
     net = nn.Sequential()
     net.add_module("stem", nn.Conv2d(2, 4, 3))
     net.add_module("deep", nn.Conv2d(4, 8, 3, stride=2, padding=1, dilation=2, groups=4, bias=True))
@@ -302,6 +304,6 @@ def test_depthwise_strided_and_biased_convolutions_keep_their_form() -> None:
     torch.testing.assert_close(conv(x), expected)
 
 
-def test_bits_beyond_the_range_are_a_mistake_of_the_caller(task: Task) -> None:
-    with pytest.raises(ValueError, match="must have 2 to 8 bits"):
+def test_bits_out_of_range_raise_value_error(task: Task) -> None:
+    with pytest.raises(ValueError, match="has bits=9; use 2 to 8 bits"):
         build_backbone(task, low("qnn", 9))

@@ -14,8 +14,8 @@ def currents(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
 
 @pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("sharpness", [1.0, 4.0])
-def test_a_surrogate_is_the_slope_of_a_smooth_step(name: str, sharpness: float) -> None:
-    """Its integral is the step's height, one; it is even and highest at the threshold."""
+def test_surrogate_is_the_derivative_of_a_smooth_step(name: str, sharpness: float) -> None:
+    """Its integral is 1; it is symmetric and has its maximum at the threshold."""
     x = torch.linspace(-400, 400, 800_001, dtype=torch.float64)
     slope = SURROGATES[name](x.clone(), sharpness)
     assert torch.trapezoid(slope, x).item() == pytest.approx(1.0, abs=2e-3)
@@ -43,7 +43,7 @@ def test_surrogates_at_known_points(name: str, sharpness: float, points: dict[fl
 def test_three_steps_by_hand(run: object, detach: bool, gradient: list[float]) -> None:
     """Membranes 0.6, 1.2 (spike, reset), 0.4; slopes 0.6, 0.8, 0.4.
 
-    Of s_1 + 2 s_2 + 3 s_3 backward, with d v_t / d u_t = 1 - s_t - u_t slope_t (the last part only if not detached):
+    Gradient of s_1 + 2 s_2 + 3 s_3, with d v_t / d u_t = 1 - s_t - u_t slope_t (last term only if not detached):
     g_3 = 3 * 0.4;  g_2 = 2 * 0.8 + g_3 / 2 * (0 - 1.2 * 0.8);  g_1 = 0.6 + g_2 / 2 * (1 - 0.6 * 0.6).
     """
     x = torch.tensor([[0.6], [0.9], [0.4]], dtype=torch.float64, requires_grad=True)
@@ -54,7 +54,7 @@ def test_three_steps_by_hand(run: object, detach: bool, gradient: list[float]) -
 
 
 @pytest.mark.parametrize("neuron", [Neuron(), Neuron(decay=0.25, threshold=0.5), Neuron(decay=1.0, threshold=2.0)])
-def test_spikes_are_those_of_a_scalar_loop(neuron: Neuron) -> None:
+def test_spikes_match_a_scalar_loop(neuron: Neuron) -> None:
     x = currents(8, 25)
     expected = []
     for series in x.T.tolist():
@@ -68,7 +68,7 @@ def test_spikes_are_those_of_a_scalar_loop(neuron: Neuron) -> None:
     assert lif(x, neuron).T.tolist() == expected
 
 
-def test_a_membrane_at_the_threshold_fires() -> None:
+def test_membrane_at_the_threshold_spikes() -> None:
     assert lif(torch.tensor([[1.0, 0.999999]]), Neuron()).tolist() == [[1.0, 0.0]]
 
 
@@ -76,7 +76,7 @@ def test_a_membrane_at_the_threshold_fires() -> None:
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 4, 8])
 @pytest.mark.parametrize("layout", ["flat", "contiguous", "channels_last", "expanded", "expanded channels_last"])
-def test_one_node_equals_the_reference_loop(name: str, detach: bool, steps: int, layout: str) -> None:
+def test_lif_matches_the_reference(name: str, detach: bool, steps: int, layout: str) -> None:
     neuron = Neuron(surrogate=name, sharpness=SHARPNESS[name], detach_reset=detach)
     shape = (2, 3) if layout == "flat" else (2, 3, 4, 5)
     leaf = currents(*shape) if "expanded" in layout else currents(steps, *shape)
@@ -97,8 +97,8 @@ def test_one_node_equals_the_reference_loop(name: str, detach: bool, steps: int,
 
 
 @pytest.mark.parametrize("start", [False, True])
-def test_the_memory_format_is_kept(start: bool) -> None:
-    """Losing it would silently cost time in every convolution that follows."""
+def test_memory_format_is_kept(start: bool) -> None:
+    """Losing it would slow down every convolution that follows."""
     act, steps = Spiking(3, Neuron()), 3
     for layout in (torch.contiguous_format, torch.channels_last):
         x = currents(2 if start else 2 * steps, 3, 4, 5).contiguous(memory_format=layout).requires_grad_()
@@ -109,22 +109,22 @@ def test_the_memory_format_is_kept(start: bool) -> None:
         assert x.grad.is_contiguous(memory_format=layout)
 
 
-def test_time_is_the_slow_part_of_the_batch() -> None:
-    """Of [T * B], entry t * B + b is step t of example b."""
+def test_order_of_time_in_the_batch() -> None:
+    """In [T * B], entry t * B + b is step t of example b."""
     x = torch.tensor([0.6, 2.0, 0.6, 0.0, 0.6, 0.0])  # three steps of two examples
     assert Spiking(3, Neuron())(x.view(6, 1)).flatten().tolist() == [0, 1, 0, 0, 1, 0]  # 0.6, 0.9, 1.05
 
 
-def test_starting_repeats_the_current() -> None:
+def test_read_repeats_a_static_image() -> None:
     x, act = currents(2, 3), Spiking(4, Neuron())
     assert torch.equal(act.read(nn.Identity(), nn.Identity(), x), act(x.repeat(4, 1)))
 
 
-def test_the_continuous_twin_is_relu() -> None:
+def test_continuous_is_relu() -> None:
     x, act = torch.tensor([[-1.0, 2.0]]), Continuous()
     assert act(x).tolist() == act.read(nn.Identity(), nn.Identity(), x).tolist() == [[0.0, 2.0]]
     assert act.steps == 1
 
 
-def test_neurons_keep_nothing() -> None:
+def test_neurons_have_no_state() -> None:
     assert not Spiking(4, Neuron()).state_dict()

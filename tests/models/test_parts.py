@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from asfedbridge.models.neuron import Continuous
 from asfedbridge.models.parts import BasicBlock, BatchNorm, Shortcut
 
-# In a process of its own: where this goes wrong, it corrupts memory.
+# Runs in a separate process, because a failure corrupts memory.
 NARROW = """
 import torch
 from asfedbridge.models.parts import BatchNorm, Shortcut
@@ -28,16 +28,16 @@ for inputs in range(1, 18):
 """
 
 
-def test_narrow_shortcuts_have_right_gradients_and_do_not_crash() -> None:
-    """oneDNN writes past its workspace in the weight gradient of a strided 1x1 convolution (its issue 6035).
+def test_narrow_shortcuts_have_correct_gradients_and_do_not_crash() -> None:
+    """oneDNN writes past its workspace in the weight gradient of a strided 1x1 convolution (oneDNN issue 6035).
 
-    It happens in channels-last layout with fewer input channels than a register has floats: 8, or 16 with AVX-512.
+    This happens in channels-last layout with fewer input channels than floats per register: 8, or 16 with AVX-512.
     """
     done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-500:]
 
 
-def test_a_shortcut_is_the_identity_where_it_can_be() -> None:
+def test_shortcut_is_the_identity_if_shapes_agree() -> None:
     x = torch.randn(2, 4, 6, 6)
     assert Shortcut(4, 4, 1, BatchNorm)(x) is x
     assert Shortcut(4, 4, 2, BatchNorm)(x).shape == (2, 4, 3, 3)
@@ -45,15 +45,15 @@ def test_a_shortcut_is_the_identity_where_it_can_be() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 8])
-def test_a_strided_shortcut_takes_every_second_pixel(size: int) -> None:
+def test_strided_shortcut_takes_every_second_pixel(size: int) -> None:
     shortcut = Shortcut(3, 5, 2, lambda _: nn.Identity())
     (weight,) = shortcut.parameters()
     x = torch.randn(2, 3, size, size)
     torch.testing.assert_close(shortcut(x), torch.einsum("oi,bihw->bohw", weight[:, :, 0, 0], x[:, :, ::2, ::2]))
 
 
-def test_the_block_activates_after_the_addition() -> None:
-    """act(norm conv act(norm conv x) + shortcut(x)), from plain functions."""
+def test_block_activates_after_the_addition() -> None:
+    """Compared with act(norm conv act(norm conv x) + shortcut(x)) written in plain functions."""
     block = BasicBlock(3, 5, 2, Continuous(), lambda _: nn.Identity())
     x = torch.randn(2, 3, 8, 8)
     hidden = F.conv2d(x, block.conv1.weight, stride=2, padding=1).clamp(min=0)
@@ -74,7 +74,7 @@ def fill(norm: nn.BatchNorm2d) -> None:
 
 
 def test_one_value_per_channel_becomes_the_bias() -> None:
-    """A value is its own mean. Running statistics learn nothing from it, and serve as usual in evaluation."""
+    """The running statistics are not updated, and are used as usual in evaluation."""
     norm = BatchNorm(2, eps=0.0)
     fill(norm)
     x = torch.tensor([3.0, 5.0]).view(1, 2, 1, 1)
@@ -86,7 +86,7 @@ def test_one_value_per_channel_becomes_the_bias() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 1, 1), (1, 2, 2, 1), (3, 2, 2, 2)])
-def test_more_values_are_normalised_as_usual(shape: tuple[int, ...]) -> None:
+def test_more_values_are_normalised_as_by_torch(shape: tuple[int, ...]) -> None:
     own, usual = BatchNorm(2), nn.BatchNorm2d(2)
     for norm in (own, usual):
         fill(norm)

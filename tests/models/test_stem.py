@@ -1,4 +1,4 @@
-"""How networks begin: small images as on CIFAR, large ones as on ImageNet."""
+"""Stems: 3x3 for small images (CIFAR), 7x7 and a max-pool for large ones (ImageNet)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ Images = Callable[..., Tensor]
     ("size", "kernel", "first"), [(8, 3, 8), (64, 3, 64), (127, 3, 127), (128, 7, 32), (224, 7, 56)]
 )
 @pytest.mark.parametrize("kind", ["ann", "snn"])
-def test_large_images_are_reduced_at_once(
+def test_stem_by_image_size(
     task: Task, info: Infos, images: Images, kind: Kind, size: int, kernel: int, first: int
 ) -> None:
     task = replace(task, image_size=size)
@@ -37,25 +37,25 @@ def test_large_images_are_reduced_at_once(
         assert body(x)[0].shape[2:] == (first, first)
 
 
-def test_names_do_not_depend_on_the_size(task: Task, info: Infos) -> None:
+def test_names_do_not_depend_on_the_image_size(task: Task, info: Infos) -> None:
     small, large = (build_backbone(replace(task, image_size=s), info("snn")) for s in (64, 224))
     assert list(small.state_dict()) == list(large.state_dict())
     differ = [n for n, t in small.state_dict().items() if t.shape != large.state_dict()[n].shape]
     assert differ == ["stem.weight"]
 
 
-def test_an_anns_pool_is_that_of_he(task: Task, info: Infos, images: Images) -> None:
-    """Convolution, norm, ReLU, max-pool: the same bits, although here the pool comes before ReLU."""
+def test_pool_before_relu_equals_pool_after_relu(task: Task, info: Infos, images: Images) -> None:
+    """He et al. pool after the ReLU; the results are bit-identical."""
     model = build_backbone(replace(task, image_size=128), info("ann", width=0.25))
     x = images(3, size=128)
     torch.testing.assert_close(model.enter(x), F.max_pool2d(model.norm(model.stem(x)).relu(), 3, 2, 1), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("path", ["numba", "torch"])
-def test_an_snns_start_is_the_plain_reference(
+def test_snn_stem_matches_the_reference(
     task: Task, info: Infos, images: Images, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spikes and the stem's gradient, with machine code and without."""
+    """Spikes and the stem's gradient, on the paths numba and torch."""
     if path == "torch":
         monkeypatch.setattr(neuron, "path_of", lambda x: "torch")
     model = build_backbone(replace(task, image_size=128), info("snn", width=0.25, T=3))

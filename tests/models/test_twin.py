@@ -1,4 +1,4 @@
-"""Twin start: an SNN client trains as an ANN client with its own tensors."""
+"""Twin start: an SNN client trains its tensors as an ANN client in the first rounds."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def client_of(kind: Any, model: str = "vgg9", method: Any = None, task: Task = T
 
 
 @pytest.mark.parametrize("model", ["vgg9", "resnet18", "resnet18-sew", "resnet18-ms", "mobilenet"])
-def test_the_twin_answers_as_an_ann_of_the_same_tensors(model: str) -> None:
+def test_twin_matches_an_ann_with_the_same_tensors(model: str) -> None:
     spiking, ann = client_of("snn", model), client_of("ann", model)
     ann.backbone.load_state_dict(spiking.backbone.state_dict())
     x = torch.randn(3, 1, 8, 8)
@@ -41,7 +41,7 @@ def test_the_twin_answers_as_an_ann_of_the_same_tensors(model: str) -> None:
     assert torch.equal(spiking.backbone(x).logits_TBC, before)
 
 
-def test_a_failure_inside_gives_the_neurons_back() -> None:
+def test_neurons_are_restored_after_an_exception() -> None:
     client = client_of("snn")
     with pytest.raises(ValueError, match=r"^inside$"), as_twin(client):
         raise ValueError("inside")
@@ -49,7 +49,7 @@ def test_a_failure_inside_gives_the_neurons_back() -> None:
     assert not any(type(m).__name__ == "Continuous" for m in client.backbone.modules())
 
 
-def test_only_the_first_rounds_are_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_rounds_train_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     fired: list[bool] = []
     original = Spiking.forward
 
@@ -67,8 +67,8 @@ def test_only_the_first_rounds_are_the_twins(monkeypatch: pytest.MonkeyPatch) ->
     assert spiking_rounds == [False, False, True, True]
 
 
-def test_the_first_round_is_an_ann_clients() -> None:
-    """The same steps, learning rate and momentum as the ANN twin's, for Standalone and through the Bridge."""
+def test_first_round_equals_that_of_an_ann_client() -> None:
+    """Same steps, learning rate and momentum, for Standalone and AS-FedBridge."""
     for method in (Standalone(), ASFedBridge(bridge_width=0.375)):
         clients = [client_of(kind, method=method) for kind in ("snn", "ann")]
         down = method.server_init(TASK, [c.info for c in clients])
@@ -80,7 +80,8 @@ def test_the_first_round_is_an_ann_clients() -> None:
             torch.testing.assert_close(spiking[name], ann[name])
 
 
-def test_what_has_no_twin_is_refused() -> None:
+def test_event_data_has_no_twin() -> None:
     info = ClientInfo(0, "snn", "vgg9", 0.125, 2, 16, 4)
-    with pytest.raises(BadInput, match=r"^twin_rounds=2: on event data client 0 .* different stems; use 0$"):
+    message = r"^twin_rounds=2: on event data client 0 .* different stems; use twin_rounds=0$"
+    with pytest.raises(BadInput, match=message):
         check_backbone(replace(TASK, frames=2, channels=4), info)

@@ -1,4 +1,4 @@
-"""Every registered family, as ANN and as SNN: what all of them promise."""
+"""Properties of every registered family, as ANN and as SNN."""
 
 import copy
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Images = Callable[..., Tensor]
 KINDS: list[Kind] = ["ann", "snn"]
 NAMES = sorted(name for name, model in MODELS.items() if model.family)
 RESNETS = [name for name in NAMES if name.startswith("resnet18")]
-# what the first two stages leave in an SNN
+# values between the stages of an SNN
 BETWEEN = dict.fromkeys(NAMES, "binary") | {"resnet18-sew": "whole", "resnet18-ms": "real"}
 
 
@@ -31,24 +31,24 @@ def client(name: str, kind: Kind = "snn", width: float = 0.125, T: int = 2) -> C
     return ClientInfo(0, kind, name, width, T if kind == "snn" else 1)
 
 
-def test_the_papers_architectures_are_there() -> None:
+def test_architectures_of_the_paper_are_registered() -> None:
     assert {"resnet18", "vgg9", "vgg11", "mobilenet", "resnet18-sew", "resnet18-ms"} <= set(NAMES)
 
 
-def test_everybody_gets_a_model_of_their_own_that_begins_equal() -> None:
+def test_models_start_equal_and_share_no_memory() -> None:
     task = Task(classes=3, channels=1, image_size=8, feature_dim=16, seed=7)
     models = [build_backbone(task, client("resnet18")) for _ in range(4)]
     for other in models[1:]:
         assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
     addresses = {p.data_ptr() for model in models for p in model.parameters()}
     assert len(addresses) == sum(len(list(model.parameters())) for model in models)
-    for model in models:  # what one learns is not seen by who comes next
+    for model in models:  # modifying them does not change the next one that is built
         with torch.no_grad():
             next(model.parameters()).fill_(9)
     assert not torch.equal(next(build_backbone(task, client("resnet18")).parameters()), next(models[0].parameters()))
 
 
-def test_kinds_may_start_from_draws_of_their_own() -> None:
+def test_start_by_kind() -> None:
     equal = Task(classes=3, channels=1, image_size=8, feature_dim=16)
     own = replace(equal, start="by-kind")
     kinds: list[Kind] = ["ann", "snn", "bnn", "qnn"]
@@ -65,8 +65,8 @@ def test_kinds_may_start_from_draws_of_their_own() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_any_small_image_goes_in(task: Task, images: Images, name: str, kind: Kind) -> None:
-    """Also odd ones, and a batch of one where the last map is one pixel."""
+def test_small_images_of_any_size(task: Task, images: Images, name: str, kind: Kind) -> None:
+    """Also odd sizes, and a batch of one whose last map is one pixel."""
     model = build_backbone(task, client(name, kind))
     for size, count in ((8, 1), (9, 2), (34, 1), (64, 1)):
         out = model(images(count, size=size))
@@ -78,21 +78,21 @@ def test_any_small_image_goes_in(task: Task, images: Images, name: str, kind: Ki
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_large_images_go_in(task: Task, images: Images, name: str) -> None:
+def test_large_images(task: Task, images: Images, name: str) -> None:
     with torch.no_grad():
         out = build_backbone(task, client(name, "ann", 0.05)).eval()(images(1, size=224))
     assert torch.isfinite(out.logits).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_snn_speaks_in_spikes(task: Task, images: Images, name: str) -> None:
+def test_values_between_the_stages_of_an_snn(task: Task, images: Images, name: str) -> None:
     model = build_backbone(task, client(name, width=0.25, T=3))
     seen: list[Tensor] = []
     for stage in model.stages:
         stage.register_forward_hook(lambda *args: seen.append(args[2]))
     out = model(images(16, size=16))
     assert set(out.feature_TBD.unique().tolist()) == {0.0, 1.0}
-    torch.testing.assert_close(out.logits_TBC, model.classifier(out.feature_TBD))  # no neuron behind the classifier
+    torch.testing.assert_close(out.logits_TBC, model.classifier(out.feature_TBD))  # no neuron after the classifier
     for x in seen[:2]:
         if BETWEEN[name] == "binary":
             assert set(x.unique().tolist()) == {0.0, 1.0}
@@ -104,11 +104,11 @@ def test_an_snn_speaks_in_spikes(task: Task, images: Images, name: str) -> None:
             assert x.min() < 0
             assert len(x.unique()) > 100
     if BETWEEN[name] != "whole":
-        assert set(seen[-1].unique().tolist()) == {0.0, 1.0}  # what is pooled
+        assert set(seen[-1].unique().tolist()) == {0.0, 1.0}  # the input of the pooling
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fresh_snn_fires_and_all_of_it_learns(task: Task, images: Images, name: str) -> None:
+def test_new_snn_spikes_and_all_parameters_have_gradients(task: Task, images: Images, name: str) -> None:
     model = build_backbone(replace(task, feature_dim=256), client(name, width=0.25, T=4))
     out = model(images(16, size=16))
     assert 0.001 < out.feature.mean().item() < 0.5
@@ -118,7 +118,7 @@ def test_a_fresh_snn_fires_and_all_of_it_learns(task: Task, images: Images, name
 
 @pytest.fixture
 def batch(images: Images) -> tuple[Tensor, Tensor]:
-    """Four classes, each a colour and some noise."""
+    """Four classes, each a colour plus noise."""
     y = torch.arange(32) % 4
     colours = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
     return colours[y].view(32, 3, 1, 1) + 0.5 * images(32, size=16), y
@@ -126,8 +126,8 @@ def batch(images: Images) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for n in NAMES for k in KINDS if (n, k) != ("mobilenet", "snn")])
 def test_one_step_lowers_the_loss(task: Task, batch: tuple[Tensor, Tensor], name: str, kind: Kind) -> None:
-    """At the best of a few rates: an SNN's spikes jump, and in MobileNet, deep and without shortcuts, batch norm makes
-    the gradient of the first layers a thousand times that of the last."""
+    """At the best of several learning rates. Spikes of an SNN are discontinuous, and in MobileNet, which is deep and
+    has no shortcuts, batch norm makes gradients of the first layers a thousand times larger than those of the last."""
     x, y = batch
     model = build_backbone(replace(task, feature_dim=256), client(name, kind, 0.25, T=4))
     loss = cross_entropy(model(x).logits, y)
@@ -148,7 +148,7 @@ def test_one_step_lowers_the_loss(task: Task, batch: tuple[Tensor, Tensor], name
 def test_an_snn_without_shortcuts_learns(
     task: Task, batch: tuple[Tensor, Tensor], name: str, T: int, steps: int, share: float
 ) -> None:
-    """In a spiking MobileNet, the first twenty steps are lost in spikes that flip."""
+    """A spiking MobileNet makes no progress in the first twenty steps."""
     x, y = batch
     model = build_backbone(replace(task, feature_dim=256), client(name, width=0.25, T=T))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -163,8 +163,8 @@ def test_an_snn_without_shortcuts_learns(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_twins_hold_the_same_tensors(task: Task, images: Images, name: str) -> None:
-    """Names, shapes and starting values; and a state of one is the other, once it is loaded."""
+def test_ann_and_snn_have_the_same_tensors(task: Task, images: Images, name: str) -> None:
+    """Names, shapes and initial values. A state of one loads into the other."""
     ann, snn = (build_backbone(task, client(name, kind)) for kind in KINDS)
     assert list(ann.state_dict()) == list(snn.state_dict())
     for key, tensor in ann.state_dict().items():
@@ -177,21 +177,21 @@ def test_twins_hold_the_same_tensors(task: Task, images: Images, name: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_variants_of_resnet18_exchange_their_state(task: Task, images: Images, kind: Kind) -> None:
-    """And are three different networks."""
+def test_variants_of_resnet18_exchange_their_state(task: Task, images: Images, kind: Kind) -> None:
+    """With the same state they compute three different functions."""
     models = [build_backbone(task, client(name, kind, 0.25)) for name in RESNETS]
     first = models[0].state_dict()
     for model in models:
         model.load_state_dict(first, strict=True)
-    answers = [model(images(8, size=16)).logits_TBC for model in models]
-    assert len(answers) == 3
-    assert not any(torch.allclose(a, b) for a, b in ((answers[0], answers[1]), (answers[1], answers[2])))
-    assert not torch.allclose(answers[0], answers[2])
+    logits = [model(images(8, size=16)).logits_TBC for model in models]
+    assert len(logits) == 3
+    assert not any(torch.allclose(a, b) for a, b in ((logits[0], logits[1]), (logits[1], logits[2])))
+    assert not torch.allclose(logits[0], logits[2])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_width_scales_every_layer(name: str, cifar100: Task) -> None:
-    """All channels but those of the image, the feature and the classes."""
+    """All channel counts except those of the image, the feature and the classes."""
     full, half = (outline_backbone(cifar100, client(name, width=width)) for width in (1.0, 0.5))
     fixed = {1, 3, cifar100.classes, cifar100.feature_dim}  # of depthwise kernels; of kernels and images
     for (key, one), two in zip(full.named_parameters(), half.parameters(), strict=True):
@@ -203,7 +203,7 @@ def test_width_scales_every_layer(name: str, cifar100: Task) -> None:
     assert full.pooled == 2 * half.pooled
 
 
-# The formulas, written once more with plain operations
+# Blocks against their formulas in plain operations
 
 
 def spikes(x: Tensor, steps: int, task: Task) -> Tensor:
@@ -223,7 +223,7 @@ def plain_block(name: str, block: nn.Module, x: Tensor, act: Callable[[Tensor], 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", RESNETS)
-def test_blocks_are_what_their_formulas_say(task: Task, images: Images, name: str, kind: Kind) -> None:
+def test_blocks_match_their_formulas(task: Task, images: Images, name: str, kind: Kind) -> None:
     model = build_backbone(task, client(name, kind, 0.25, T=3)).double()
     other = copy.deepcopy(model)
     steps = model.act.steps
@@ -242,8 +242,8 @@ def test_blocks_are_what_their_formulas_say(task: Task, images: Images, name: st
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 4), (2, 5), (3, 3), (4, 4)])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_depthwise_convolution_of_a_small_map(size: tuple[int, int], stride: int) -> None:
-    """Padded by us below the kernel's size: the same numbers and gradients."""
+def test_depthwise_convolution_of_a_small_map(size: tuple[int, int], stride: int) -> None:
+    """Padding before the convolution gives the same values and gradients."""
     layer = Depthwise(6, stride)
     x = torch.randn(3, 6, *size, generator=torch.Generator().manual_seed(0)).requires_grad_()
     plain = F.conv2d(x, layer.weight, stride=stride, padding=1, groups=6)
@@ -260,7 +260,7 @@ def test_a_depthwise_convolution_of_a_small_map(size: tuple[int, int], stride: i
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that are called; each convolution is looked at: zeros and ones, or it may not be here."""
+    """Names of the kernels called. Checks that inputs of sparse convolutions are binary."""
     seen: list[str] = []
 
     def watch(module: object, name: str, place: int | None) -> None:
@@ -283,23 +283,23 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-#       event-driven 3x3, fused norm + LIF, LIF alone
+# calls of the sparse 3x3 convolution, of fused norm + LIF, of LIF alone
 KERNELS = {
-    "mobilenet": (0, 14, 1),  # the stem, thirteen blocks
+    "mobilenet": (0, 14, 1),  # the stem and thirteen blocks
     "resnet18": (16, 17, 1),
-    "resnet18-ms": (16, 8, 10),  # a neuron before each first convolution, one before the pooling
-    "resnet18-sew": (8, 17, 4),  # sums of spikes are convolved by the library; three shortcuts
+    "resnet18-ms": (16, 8, 10),  # neurons before each first convolution and before the pooling
+    "resnet18-sew": (8, 17, 4),  # torch convolves sums of spikes; three shortcuts
     "vgg11": (7, 8, 1),
     "vgg9": (6, 7, 1),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_fast_path_is_the_plain_one(
+def test_numba_matches_torch(
     task: Task, images: Images, name: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels against tensor operations, from the first seed for which no spike flips: one membrane within rounding
-    of its threshold changes all that follows."""
+    """Uses the first seed for which both paths produce the same spikes: one membrane within rounding of its threshold
+    would change everything after it."""
     y = torch.tensor([0, 3])
     for seed in range(10):
         results = []
@@ -317,13 +317,13 @@ def test_the_fast_path_is_the_plain_one(
         if all(torch.allclose(a, b, atol=1e-4) for a, b in zip(spikes_fast, spikes_plain, strict=True)):
             break
     else:
-        raise AssertionError("a spike flips for every seed")
+        raise AssertionError("the spikes differ for every seed")
     assert (used.count("convolve") + used.count("fork"), used.count("norm_lif"), used.count("lif")) == KERNELS[name]
     assert unused == []
     if BETWEEN[name] == "binary":
         assert all(torch.equal(a, b) for a, b in zip(spikes_fast, spikes_plain, strict=True))
     torch.testing.assert_close(logits_fast, logits_plain, rtol=1e-4, atol=1e-5)
-    largest = max(q.grad.norm() for q in plain.parameters())  # a bias before a norm has no gradient but rounding
+    largest = max(q.grad.norm() for q in plain.parameters())  # the gradient of a bias before a norm is rounding noise
     for (key, p), q in zip(fast.named_parameters(), plain.parameters(), strict=True):
         assert q.grad.abs().max() > 0, key
         assert (p.grad - q.grad).norm() < 1e-3 * q.grad.norm() + 1e-4 * largest, key
@@ -331,7 +331,7 @@ def test_the_fast_path_is_the_plain_one(
         torch.testing.assert_close(b, c, rtol=1e-4, atol=1e-5, msg=key)
 
 
-# What is refused
+# Rejected settings
 
 
 @pytest.mark.parametrize("name", NAMES)

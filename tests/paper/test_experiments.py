@@ -1,22 +1,14 @@
-"""Every experiment of the paper is there, its cells are valid runs, and its numbers are the paper's."""
+"""All experiments of the paper exist, their cells are valid runs, and reported values are the paper's."""
 
 from pathlib import Path
 
 import pytest
 
-from asfedbridge.core.errors import BadInput
 from asfedbridge.core.method import METHODS
 from asfedbridge.paper import tables
-from asfedbridge.paper.experiments import (
-    ABLATIONS,
-    COMPARED,
-    EXPERIMENTS,
-    MAIN,
-    Bench,
-    check_settings,
-    select,
-)
-from asfedbridge.runs.run import prepare
+from asfedbridge.paper.experiments import ABLATIONS, COMPARED, EXPERIMENTS, MAIN
+from asfedbridge.paper.grid import Bench, select
+from asfedbridge.runs.setting import prepare
 
 NAMES = [
     *("motivation", "main", "iid", "moderate", "scale", "architecture", "composition", "necessity", "lowbit"),
@@ -45,16 +37,7 @@ def test_cells_are_distinct_and_every_smoke_cell_can_be_set_up(name: str, tmp_pa
     if name == "composition":
         cells = [cell for cell in cells if cell.column in ("1 SNN", "9 SNN")]
     for spec in {cell.spec.digest(): cell.spec for cell in cells}.values():
-        prepare(spec, tmp_path)  # refuses what cannot run
-
-
-def test_scales_keep_the_experiment_and_change_its_size() -> None:
-    large, small = (Bench(scale).spec("fml", "cifar100") for scale in ("paper", "cpu"))  # type: ignore[arg-type]
-    assert (large.rounds, large.epochs, large.batch_size, large.fleet) == (100, 5, 256, "5*resnet18:ann,5*resnet18:snn")
-    assert (large.data, small.data, large.alpha, small.alpha) == ("cifar100", "cifar100", 0.1, 0.1)
-    assert small.rounds * small.epochs < large.rounds * large.epochs
-    frames = Bench("paper").spec("fml", "cifar10-dvs")
-    assert (frames.T, frames.image_size) == (10, 48)
+        prepare(spec, tmp_path)  # raises if the run is invalid
 
 
 def test_smoke_cells_have_no_reported_values() -> None:
@@ -75,39 +58,6 @@ def test_fedfree_exchanges_prefixes_on_event_frames_only() -> None:
     cells = EXPERIMENTS["main"].cells(Bench("paper"))
     rules = {c.column: c.spec.method.mismatch for c in cells if c.row == "fedfree"}  # type: ignore[attr-defined]
     assert rules == {"cifar10": "refuse", "cifar100": "refuse", "tiny-imagenet": "refuse", "cifar10-dvs": "prefix"}
-
-
-def test_settings_override_the_grid_and_reach_what_it_derives() -> None:
-    bench = Bench("paper", settings={"rounds": 30, "T": 6, "optimiser.lr_ann": 0.3})
-    for cell in EXPERIMENTS["motivation"].cells(bench):
-        assert (cell.spec.rounds, cell.spec.diagnose_every, cell.spec.optimiser.lr_ann) == (30, 3, 0.3)
-    assert {c.spec.T for c in EXPERIMENTS["necessity"].cells(bench)} == {6}  # the grid's own are 2, 4 and 8
-    plain, changed = (EXPERIMENTS["rates"].cells(b)[0].spec.digest() for b in (Bench("paper"), bench))
-    assert plain != changed
-
-
-def test_a_setting_of_a_method_applies_to_those_that_have_it() -> None:
-    bench = Bench("cpu", settings={"method.mu": 0.5, "epochs": 3})
-    cells = select(EXPERIMENTS["moderate"].cells(bench), ["fedprox", "isolated-fedprox", "fml"], None)
-    assert {(c.row, getattr(c.spec.method, "mu", None), c.spec.epochs) for c in cells} == {
-        ("fedprox", 0.5, 3), ("isolated-fedprox", 0.5, 3), ("fml", None, 3),
-    }  # fmt: skip
-    assert check_settings(bench, cells) == [
-        "--set method.mu=0.5 applies to isolated-fedprox, fedprox; not to fml",
-    ]
-    with pytest.raises(BadInput, match=r"--set method\.mu=0\.5: not a field of fml; did you mean"):
-        check_settings(bench, [c for c in cells if c.row == "fml"])
-
-
-@pytest.mark.parametrize(("key", "option"), [("seed", "--seeds"), ("data", "--data"), ("method", "--only")])
-def test_what_an_option_sets_cannot_be_set_twice(key: str, option: str) -> None:
-    with pytest.raises(BadInput, match=f"--set {key}=1: the experiment sets it; use {option}"):
-        Bench("cpu", settings={key: 1})
-
-
-def test_a_source_can_stand_for_a_data_set() -> None:
-    bench = Bench("cpu", {"cifar10": "npz:mine.npz"})
-    assert [bench.spec("fml", name).data for name in ("cifar10", "cifar100")] == ["npz:mine.npz", "cifar100"]
 
 
 def test_fleets_follow_the_scale() -> None:
@@ -131,7 +81,7 @@ def test_ablations_switch_off_one_part_each() -> None:
 
 
 def test_reported_means_fit_their_columns() -> None:
-    """The paper's means are those of the two columns, but for the rows that methods.md names as odd."""
+    """The paper's means are those of the two columns, except for known rows."""
     odd = set()
     for table in (tables.MAIN, tables.IID, tables.MODERATE, tables.SCALE, tables.ARCHITECTURE):
         for data, rows in table.items():

@@ -1,4 +1,4 @@
-"""Cells are real runs in real processes: played once, resumed, and a failure is a line in the table."""
+"""Cells run in real processes: each once, resumed after interruption, with failures reported in the table."""
 
 import json
 import os
@@ -15,7 +15,8 @@ import pytest
 
 from asfedbridge.cli import main
 from asfedbridge.core.errors import BadInput
-from asfedbridge.paper.experiments import Bench, Cell, find_experiment, select
+from asfedbridge.paper.experiments import find_experiment
+from asfedbridge.paper.grid import Bench, Cell, select
 from asfedbridge.paper.reproduce import choose_width, job_of, plan, play, state_of
 from asfedbridge.runs.spec import apply_overrides
 
@@ -26,7 +27,7 @@ def tiny(method: str = "standalone", **changes: Any) -> Cell:
     return Cell(method, "digits", apply_overrides(Bench("smoke").spec(method, "cifar10"), TINY | changes))
 
 
-def test_a_run_of_two_experiments_is_played_once(tmp_path: Path) -> None:
+def test_run_shared_by_two_experiments_is_executed_once(tmp_path: Path) -> None:
     told: list[str] = []
     cells = [tiny(), tiny("fedavg")]
     jobs = plan([*cells, *cells], [3, 4], tmp_path)
@@ -45,11 +46,11 @@ def test_a_run_of_two_experiments_is_played_once(tmp_path: Path) -> None:
     again = plan([tiny("fedavg")], [4, 3], tmp_path)
     told.clear()
     assert play(again, tmp_path, 2, told.append) == {}
-    assert told == ["2 of 2 runs are there already"]
+    assert told == ["2 of 2 runs are already finished"]
     assert {f: (f / "summary.json").stat().st_mtime_ns for f in before} == before
 
 
-def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failing_run_is_named_and_does_not_stop_others(tmp_path: Path) -> None:
     told: list[str] = []
     jobs = plan([tiny(data="npz:nowhere.npz"), tiny()], [0], tmp_path)
     failures = play(jobs, tmp_path, 1, told.append)
@@ -61,7 +62,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 def test_a_run_that_dies_is_a_failure(tmp_path: Path) -> None:
-    """A run that the system kills leaves no last words; it must not pass for a finished one."""
+    """A run killed by the system writes no message; it must not count as finished."""
     job = plan([tiny(rounds=500)], [0], tmp_path)[0]
 
     def find_and_kill() -> None:
@@ -93,7 +94,7 @@ WORDS = ["reproduce", "main", "--scale", "smoke", "--only", "standalone,fedavg",
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command leaves when nobody stops it."""
+    """The output of the command without interruption."""
     out = tmp_path_factory.mktemp("whole") / "out"
     assert main([*WORDS, "--out", str(out)]) == 0
     return out
@@ -108,8 +109,8 @@ def test_tables_and_page_of_a_command(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_stopped_at_any_moment_the_same_command_goes_on(whole: Path, tmp_path: Path, how: signal.Signals) -> None:
-    """The whole command is stopped in the middle of a run; nobody is left behind, and the table is the same."""
+def test_stopped_command_is_resumed_by_starting_it_again(whole: Path, tmp_path: Path, how: signal.Signals) -> None:
+    """The command is stopped in the middle of a run: no process remains, and the table is the same after a restart."""
     file = tmp_path / "command.py"
     file.write_text(SCRIPT)
 
@@ -132,7 +133,7 @@ def test_stopped_at_any_moment_the_same_command_goes_on(whole: Path, tmp_path: P
     assert process.returncode == (-how if how == signal.SIGKILL else 130), err
     deadline = time.monotonic() + 300
     while any(alive(pid) for pid in played):
-        assert time.monotonic() < deadline, "a run goes on without its parent"
+        assert time.monotonic() < deadline, "a run continues without its parent"
         time.sleep(0.05)
     assert main([*WORDS, "--out", str(out)]) == 0
     assert (whole / "main.csv").read_text() == (out / "main.csv").read_text()

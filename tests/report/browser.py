@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools pipe with nothing but the standard library."""
+"""A headless Chromium, controlled over its DevTools pipe with the standard library alone."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 240.0  # seconds; a busy machine is slow
+TIMEOUT = 240.0  # seconds; a busy machine is slow
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -21,7 +21,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One page; what it complains about is kept."""
+    """One page; ``complaints`` collects its errors and warnings."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
@@ -49,14 +49,14 @@ class Browser:
         return dict(answer["result"])
 
     def _receive(self) -> dict[str, Any]:
-        """The next message; events are noted on the way."""
-        until = time.monotonic() + PATIENCE
+        """The next message; events update the state of the page."""
+        until = time.monotonic() + TIMEOUT
         while b"\0" not in self._buffer:
             if not select.select([self._reader], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError("chromium does not answer")
+                raise TimeoutError(f"chromium did not answer within {TIMEOUT:g} s")
             chunk = os.read(self._reader, 1 << 16)
             if not chunk:
-                raise RuntimeError("chromium has gone")
+                raise RuntimeError("chromium closed the pipe")
             self._buffer += chunk
         text, self._buffer = self._buffer.split(b"\0", 1)
         message: dict[str, Any] = json.loads(text)

@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, without training: real specifications and summaries over made-up records."""
+"""Run folders without training: real specifications and summaries of synthetic records."""
 
 import json
 import math
@@ -34,7 +34,9 @@ def make_run(folder: Path, spec: Spec, level: float = 60.0, classes: int = 10) -
             record |= {"downlink_bytes": MB // 2, "uplink_bytes": 0 if closing else MB // 4, "received.accuracy": now}
             if spec.method.name == "as-fedbridge":
                 record["received.bridge_accuracy"] = now / 2
-            records.append(record | ({} if closing else {"trained.accuracy": now + 1}))
+            record |= {"seconds": 0.1 if closing else 6.0, "received.loss": 2 - now / 50}
+            trained = {"trained.accuracy": now + 1, "trained.loss": 1.9 - now / 50, "local.ce": 1.8 - now / 50}
+            records.append(record | ({} if closing else trained))
     about = {"method": spec.method.name, "data": spec.data, "seed": spec.seed, "rounds": spec.rounds}
     about |= {"partition": spec.partition, "alpha": spec.alpha, "bn_buffers": "local", "wall_seconds": 90.0}
     summary = summarise(spec.method, clients, records, about)
@@ -58,7 +60,7 @@ def make_analysis(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def analysis_content(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A made-up analysis of these clients, as a summary describes them."""
+    """A synthetic analysis of the clients of a summary."""
     clients = [{key: c[key] for key in ("id", "kind", "model", "width", "T", "accuracy")} for c in described]
 
     def measure(low: float, high: float) -> dict[str, Any]:

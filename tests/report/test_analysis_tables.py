@@ -1,4 +1,4 @@
-"""Tables of analyses, from analyses that were made up."""
+"""Tables of analyses, from synthetic analyses."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,15 @@ import pytest
 from tests.report.folders import analysis_content
 
 from asfedbridge import cli
-from asfedbridge.paper.experiments import Bench, find_experiment
+from asfedbridge.paper.experiments import find_experiment
+from asfedbridge.paper.grid import Bench
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.analysis_tables import course_tables, measure_tables
 from asfedbridge.runs.analysis_record import parse_analysis
 
 
 def tables(name: str, changes: dict[str, Any], client: int | None = None) -> Any:
-    """Of a made-up analysis of two clients, with these changes."""
+    """The tables of a synthetic analysis of two clients, with these changes."""
     clients = [{"id": i, "kind": "ann", "model": "vgg9", "width": 1.0, "T": 1, "accuracy": 50.0} for i in range(2)]
     analysis = parse_analysis(analysis_content(clients) | changes)
     experiment = find_experiment(name)
@@ -40,7 +41,7 @@ def test_rates_are_shown_for_all_snn_clients_and_for_one() -> None:
     ]
 
 
-def test_blocks_say_at_which_point_clients_were_taken() -> None:
+def test_blocks_name_the_point_of_the_analysis() -> None:
     blocks = {"ann": {"mean": 0.5, "pairs": 10}, "cross": {"mean": None, "pairs": 0}}
     ((_, rows, _),) = tables("cka", {"cka": {"blocks": blocks, "matrix": [[1, 0.5], [0.5, 1]]}})
     assert rows[:2] == [
@@ -69,14 +70,14 @@ def test_rounds_are_means_over_seeds() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("main --point trained", "--point trained: main is no analysis at a point; cka, mmd, gradients are"),
-        ("rates --point trained", "--point trained: rates is no analysis at a point"),
-        ("cka --client 9", "--client 9: cka shows no single client; only rates does"),
+        ("main --point trained", "--point trained: main has no evaluation points; only cka, mmd, gradients do"),
+        ("rates --point trained", "--point trained: rates has no evaluation points"),
+        ("cka --client 9", "--client 9: cka does not show single clients; only rates does"),
         ("rates --client 3", "--client 3: not an SNN client of this experiment; use one of [5, 6, 7, 8, 9]"),
         ("rates --client x", "'x' is not the id of a client; give a whole number, e.g. 9"),
     ],
 )
-def test_choices_that_an_experiment_does_not_have(words: str, reason: str, tmp_path: Path, capsys: Any) -> None:
+def test_unknown_options_of_an_experiment_are_bad_input(words: str, reason: str, tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["reproduce", *words.split(), "--scale", "smoke", "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert reason in error

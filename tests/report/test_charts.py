@@ -1,4 +1,4 @@
-"""Colours that can be told apart, axes with round numbers, curves by hand."""
+"""Contrast and distinct styles, axes with round numbers, and curves checked by hand."""
 
 import re
 from itertools import combinations
@@ -9,16 +9,16 @@ from asfedbridge.core.method import Column
 from asfedbridge.report import palette
 from asfedbridge.report.analysis_figures import mean_rates
 from asfedbridge.report.charts import Line, line_chart, thin, ticks
-from asfedbridge.report.curves import trace
+from asfedbridge.report.curves import MAX_LOSS, Mean, average, trace
 from asfedbridge.report.markup import Markup, join, tag
 from asfedbridge.report.page import _asset
 from asfedbridge.report.pictures import heat_map
 from asfedbridge.runs.analysis_record import ClientRates
 
 
-def test_lines_stand_out_from_their_ground() -> None:
-    for ground, colours in zip(palette.GROUND, (palette.LIGHT, palette.DARK), strict=True):
-        assert all(palette.contrast(c, ground) >= 3 for c in colours)
+def test_lines_stand_out_from_their_background() -> None:
+    for background, colours in zip(palette.BACKGROUND, (palette.LIGHT, palette.DARK), strict=True):
+        assert all(palette.contrast(c, background) >= 3 for c in colours)
 
 
 def test_numbers_in_cells_are_legible() -> None:
@@ -29,24 +29,24 @@ def test_numbers_in_cells_are_legible() -> None:
 
 
 def test_text_is_legible_in_both_themes() -> None:
-    """WCAG AA: 4.5 for every colour of text on every ground it stands on."""
+    """WCAG AA: a contrast of 4.5 for every text colour on every background it is used on."""
     found = dict(re.findall(r"--(\w+): light-dark\((#\w{6}, #\w{6})\)", _asset("page.css")))
-    grounds = [found[name] for name in ("ground", "head", "hot")] + [", ".join(palette.GROUND)]
+    backgrounds = [found[name] for name in ("ground", "head", "hot")] + [", ".join(palette.BACKGROUND)]
     for text in ("text", "quiet", "link"):
-        for ground in grounds:
-            for ink, paper in zip(found[text].split(", "), ground.split(", "), strict=True):
-                assert palette.contrast(ink, paper) >= 4.5, (text, ground)
+        for background in backgrounds:
+            for ink, paper in zip(found[text].split(", "), background.split(", "), strict=True):
+                assert palette.contrast(ink, paper) >= 4.5, (text, background)
 
 
-def test_no_two_of_the_first_lines_look_alike() -> None:
+def test_the_first_24_line_styles_are_distinct() -> None:
     styles = [palette.cycle(i) for i in range(24)]
     assert len(set(styles)) == 24
     for a, b in combinations((palette.GROUPS[g] for g in ("ann", "snn", "bnn", "qnn", "all")), 2):
         assert a.colour != b.colour
-        assert (a.dash, a.marker) != (b.dash, b.marker)  # told apart without colour
+        assert (a.dash, a.marker) != (b.dash, b.marker)  # distinguishable without colour
 
 
-def test_clients_of_a_kind_share_its_colour_and_nothing_else() -> None:
+def test_clients_of_a_kind_share_only_the_colour() -> None:
     styles = palette.of_clients(["ann"] * 5 + ["snn"] * 11)
     assert len(set(styles)) == 16
     assert [s.colour for s in styles] == [palette.GROUPS["ann"].colour] * 5 + [palette.GROUPS["snn"].colour] * 11
@@ -76,7 +76,7 @@ def test_a_thinned_curve_keeps_its_ends() -> None:
 
 
 def test_a_point_is_drawn_where_its_value_is() -> None:
-    """The script reads values back from paths by these two ranges."""
+    """The page's script computes values from paths with these two ranges."""
     svg = line_chart([Line("a", [(0.0, 0.0), (5.0, 50.0), (10.0, 100.0)], palette.Style(0))], "rounds", "x")
     (x0, x1, low, high), (y0, y1, bottom, top) = (
         map(float, re.search(rf'data-{axis}="([^"]*)"', svg)[1].split())
@@ -91,18 +91,18 @@ def test_a_point_is_drawn_where_its_value_is() -> None:
     assert values == [pytest.approx(v, abs=0.1) for v in [(0, 0), (5, 50), (10, 100)]]
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
+def test_no_lines_give_no_picture() -> None:
     assert line_chart([], "rounds", "x") == ""
     assert line_chart([Line("a", [], palette.Style(0))], "rounds", "x") == ""
 
 
-def test_a_heat_map_has_its_values_and_holes() -> None:
-    svg = heat_map([[1.0, -0.25], [None, 0.5]], ["0 ANN", "1 SNN"], -1.0, 1.0, "div", "x")
+def test_a_heat_map_shows_values_and_empty_cells() -> None:
+    svg = heat_map([[1.0, -0.25], [None, 0.5]], ["0 ANN", "1 SNN"], ["0", "1"], -1.0, 1.0, "div", "x")
     assert re.findall(r'class="cell on-div\d"[^>]*>([^<]*)<', svg) == ["1.00", "-.25", ".50"]
     assert [len(re.findall("M", d)) for d in re.findall(r'd="([^"]*)" class="div', svg)] == [1, 1, 1]
 
 
-def test_whatever_is_not_markup_is_escaped() -> None:
+def test_strings_other_than_markup_are_escaped() -> None:
     assert tag("a", "<b>", Markup("<i>"), title='"x"', class_=None) == '<a title="&quot;x&quot;">&lt;b&gt;<i></a>'
     assert join("a&b", None, 3, [2.5, ["<"]]) == "a&amp;b32.5&lt;"
 
@@ -112,7 +112,7 @@ def record(index: int, client: int, kind: str, **values: float) -> dict[str, obj
     return {"round": index, "client": client, "kind": kind, "uplink_bytes": 2**20, "downlink_bytes": 2**19} | named
 
 
-def test_who_did_not_take_part_counts_with_its_newest_accuracy() -> None:
+def test_an_absent_client_counts_with_its_latest_accuracy() -> None:
     records = [
         record(0, 0, "ann", trained__accuracy=10.0),
         record(0, 1, "snn", trained__accuracy=30.0),
@@ -126,7 +126,7 @@ def test_who_did_not_take_part_counts_with_its_newest_accuracy() -> None:
     assert curves.traffic["down"] == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_what_a_method_shows_beside_the_backbones_has_curves() -> None:
+def test_the_columns_of_a_method_have_curves() -> None:
     records = [
         record(0, 0, "ann", received__accuracy=0.0, received__meme_accuracy=10.0, trained__extra_accuracy=1.0),
         record(0, 1, "snn", received__accuracy=0.0, received__meme_accuracy=30.0, received__bridge_accuracy=9.0),
@@ -139,12 +139,12 @@ def test_what_a_method_shows_beside_the_backbones_has_curves() -> None:
     assert trace(records, "received", 2).added == {}
 
 
-def test_what_is_received_in_a_round_was_made_before_it() -> None:
+def test_received_accuracy_belongs_to_the_previous_round() -> None:
     records = [record(i, 0, "ann", received__accuracy=10.0 * i) for i in range(3)]
     assert trace(records, "received", 2).groups["all"] == [(0, 0), (1, 10), (2, 20)]
 
 
-def test_rates_are_means_over_clients_of_the_first_one_s_steps() -> None:
+def test_rates_are_means_over_clients_with_the_same_steps() -> None:
     def entry(steps: int, share: float, *more: str) -> ClientRates:
         places: dict[str, tuple[float, ...]] = dict.fromkeys(("stage 1", *more), (share, 1 - share, 0.0))
         return ClientRates(0, steps, (0.0, 1.0, None), {"snn": places})
@@ -157,3 +157,44 @@ def test_rates_are_means_over_clients_of_the_first_one_s_steps() -> None:
     assert deeper
     assert deeper.places["stage 2"]["snn"] == pytest.approx([0.5, 0.5])  # over the clients that have the stage
     assert mean_rates([]) is None
+
+
+def test_costs_until_an_evaluation() -> None:
+    """What is evaluated as received has not yet cost the work and the upload of its round."""
+    shared = {"client": 0, "kind": "ann", "received.accuracy": 1.0, "trained.accuracy": 2.0}
+    records = [
+        {**shared, "round": n, "uplink_bytes": 2**20, "downlink_bytes": 2**21, "seconds": 60.0} for n in range(2)
+    ]
+    received, trained = trace(records, "received", 2), trace(records, "trained", 2)
+    assert received.megabytes == {0.0: 2.0, 1.0: 5.0}
+    assert received.minutes == {0.0: 0.0, 1.0: 1.0}
+    assert trained.megabytes == {1.0: 3.0, 2.0: 6.0}
+    assert trained.minutes == {1.0: 1.0, 2.0: 2.0}
+
+
+def test_losses_by_kind_and_terms_are_means_over_clients() -> None:
+    shared = {"round": 0, "uplink_bytes": 0, "downlink_bytes": 0, "trained.accuracy": 1.0}
+    losses = {0: ("ann", 1.0), 1: ("ann", 3.0), 2: ("snn", 1e9)}
+    records = [
+        {**shared, "client": c, "kind": kind, "trained.loss": loss, "inject.kd": loss}
+        for c, (kind, loss) in losses.items()
+    ]
+    curves = trace(records, "trained", 1)
+    assert curves.losses == {"ann": [(1.0, 2.0)], "snn": [(1.0, MAX_LOSS)]}
+    assert curves.terms == {"inject.kd": [(1.0, pytest.approx((1 + 3 + MAX_LOSS) / 3))]}
+
+
+def test_a_mean_over_runs_has_the_rounds_of_all() -> None:
+    assert average([[(1, 10.0), (2, 20.0), (3, 0.0)], [(1, 14.0), (2, 20.0)]]) == [
+        Mean(1, 12.0, pytest.approx(8**0.5)),
+        Mean(2, 20.0, 0.0),
+    ]
+    assert average([]) == []
+
+
+def test_a_band_fits_into_the_chart() -> None:
+    line = Line("mean", [(0, 10.0), (1, 10.0)], palette.cycle(0), band=[0.0, 40.0])
+    svg = line_chart([line], "rounds", "chart")
+    assert re.search(r'data-y="\d+ \d+ -40 60"', svg)
+    assert svg.count('class="band') == 1
+    assert 'data-points="0,10 1,10"' in svg

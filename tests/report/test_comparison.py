@@ -6,12 +6,12 @@ from tests.report.folders import make_spec
 
 from asfedbridge.report.comparison import Comparison, Entry, compare
 from asfedbridge.report.settings import flatten
-from asfedbridge.runs.spec import LATER, to_table
+from asfedbridge.runs.spec import to_table
 from asfedbridge.runs.summary import parse_summary
 
 
 def entry(method: str, seed: int, ann: float, snn: float, **changes: Any) -> Entry:
-    """Two clients, whose accuracies are given; ``more`` goes into the summary, other changes into the specification."""
+    """A run of two clients; ``more`` changes its summary, all other ``changes`` its specification."""
     more = changes.pop("more", {})
     spec = make_spec(method, seed=seed, **changes)
     clients = [
@@ -70,25 +70,25 @@ def test_protocols_are_not_pooled() -> None:
     assert found[2].reference is None
 
 
-def test_what_a_run_writes_besides_does_not_set_it_apart() -> None:
+def test_runs_with_and_without_diagnostics_are_pooled() -> None:
     (one,) = compare([*ALONE, entry("fml", 0, 51.0, 42.0, diagnose_every=1), entry("fml", 1, 51.0, 42.0)])
     assert {name: len(series.runs) for name, series in one.methods.items()} == {"standalone": 2, "fml": 2}
 
 
-def test_another_content_of_the_data_is_another_protocol() -> None:
+def test_runs_on_different_data_are_not_pooled() -> None:
     changed = [entry("standalone", s, 9.0, 9.0, more={"data_fingerprint": "f00d" * 9}) for s in (0, 1)]
     found = compare([*ALONE, *changed])
     assert [one.title for one in found] == ["cifar10, Dir(0.1), data unknown", "cifar10, Dir(0.1), data f00df00d"]
 
 
-def test_settings_of_a_method_are_rows_of_their_own() -> None:
+def test_each_setting_of_a_method_is_a_row() -> None:
     runs = [entry("fedprox", s, 50.0, 40.0, method__mu=mu) for mu in (0.01, 0.1) for s in (0, 1)]
     (one,) = compare([*ALONE, *runs])
     assert names(one) == ["standalone", "fedprox (mu=0.01)", "fedprox (mu=0.1)"]
 
 
-def test_other_shards_are_not_paired() -> None:
-    """As with pooled data: the same specification and seed, but other images in every test."""
+def test_runs_on_different_shards_are_not_paired() -> None:
+    """As with pooled data: same specification and seed, but different test images."""
     shards = [entry("centralized", s, 90.0, 90.0, more={"partition_digest": "b"}) for s in (0, 1)]
     alone = [Entry(parse_summary({**e.summary, "partition_digest": "a"}), e.fields) for e in ALONE]
     (one,) = compare([*alone, *shards])
@@ -96,22 +96,21 @@ def test_other_shards_are_not_paired() -> None:
     assert one.to_table()["methods"]["centralized"]["difference"]["all"] is None
 
 
-def test_a_run_of_an_earlier_version_is_the_same_protocol() -> None:
-    early = Entry(ALONE[1].summary, {k: v for k, v in ALONE[1].fields.items() if LATER.get(k) != v})
-    assert early.fields != ALONE[1].fields
-    (one,) = compare([ALONE[0], early])
-    assert list(one.methods["standalone"].runs) == [0, 1]
-    other = entry("standalone", 2, 1.0, 1.0, compress="int8")
-    assert len(compare([ALONE[0], early, other])[0].methods["standalone"].runs) == 2
+def test_runs_that_were_stopped_early_are_counted() -> None:
+    stop = {"stopped_early": {"rounds": 4, "reason": "no gain"}}
+    (one,) = compare([ALONE[0], entry("standalone", 1, 60.0, 40.0, more=stop)])
+    assert one.to_titled().note.endswith("Runs that were stopped early: 1.")
+    assert one.to_table()["stopped_early"] == 1
+    assert "stopped" not in compare(ALONE)[0].to_titled().note
 
 
-def test_a_repeated_run_counts_once_and_is_said() -> None:
+def test_a_repeated_run_is_left_out_and_counted() -> None:
     (one,) = compare([*ALONE, ALONE[0]])
     assert len(one.methods["standalone"].runs) == 2
     assert "Repeated runs left out: 1." in one.to_titled().note
 
 
-def test_runs_without_a_specification_are_known_by_their_summaries() -> None:
+def test_runs_without_a_specification_are_compared_by_their_summaries() -> None:
     bare = [Entry(e.summary, {}) for e in ALONE]
     (one,) = compare([*bare, Entry(entry("fml", 0, 51.0, 42.0).summary, {})])
     assert names(one) == ["standalone", "fml"]

@@ -1,4 +1,4 @@
-"""The table of an experiment against numbers worked out by hand."""
+"""Tables of an experiment against numbers computed by hand."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asfedbridge.paper.experiments import Bench, Cell, Experiment
+from asfedbridge.paper.grid import Bench, Cell, Experiment
 from asfedbridge.report.experiment_tables import Result, collect, render, tables, tables_to_csv, to_csv, to_latex
 from asfedbridge.report.statistics import Scores, Series
 from asfedbridge.report.tables import Titled
@@ -79,7 +79,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert parts["standalone", "all"]["difference"] == ""
 
 
-def test_shared_networks_stand_beside_the_clients_they_serve() -> None:
+def test_shared_networks_are_columns_beside_the_clients() -> None:
     alone = result("standalone", [50.0], [60.0], 80.0)
     bridged = result("as-fedbridge", [51.0], [61.0], 90.0, bridge=70.0, fused=71.5)
     [(_, rows, _)] = tables([alone, bridged])
@@ -87,12 +87,12 @@ def test_shared_networks_stand_beside_the_clients_they_serve() -> None:
     assert [row[3:6] for row in rows[1:]] == [["55.00", "-", "-"], ["56.00", "70.00", "71.50"]]
     assert "Bridge vs standalone" not in rows[0]
     found = lines([alone, bridged])
-    assert found["as-fedbridge", "bridge"]["difference"] == "15.0000"  # to what clients have alone
+    assert found["as-fedbridge", "bridge"]["difference"] == "15.0000"  # to the clients of Standalone
     assert found["as-fedbridge", "fused"]["difference"] == "16.5000"
 
 
-def test_runs_on_other_shards_are_not_compared() -> None:
-    """Where data are pooled, clients are judged on other images."""
+def test_runs_on_different_shards_are_not_compared() -> None:
+    """With pooled data, clients are judged on different images."""
     pooled = result("centralized", [30.0], [30.0], None, partition="pooled")
     alone = result("standalone", [50.0], [60.0], None, partition="split")
     [(_, rows, note)] = tables([pooled, alone])
@@ -115,7 +115,7 @@ def test_without_a_reported_value_there_is_nothing_to_compare_with() -> None:
     assert rows == [["", "ANN", "SNN", "all", "n", "rank"], ["new", "50.00", "40.00", "45.00", "1", "1"]]
 
 
-def test_many_columns_stand_side_by_side() -> None:
+def test_many_columns_share_one_table() -> None:
     several = [result("a", [10.0 * i], [10.0 * i], None, f"{i} SNN") for i in range(1, 6)]
     several.append(result("b", [5.0], [5.0], None, "3 SNN"))
     [(name, rows, note)] = tables(several)
@@ -144,7 +144,7 @@ def test_the_page_names_claim_command_and_failures() -> None:
     assert "Failed" not in render(EXPERIMENT, [GOOD], "x")
 
 
-def test_csv_holds_every_number_once() -> None:
+def test_csv_has_every_number_once() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv([GOOD, LOST]))))
     assert [(r["row"], r["clients"]) for r in rows] == [
         ("good", "ann"),

@@ -1,4 +1,4 @@
-"""Figures: real files of the promised size, none without what it needs."""
+"""Figures: files of the documented size, and none without its data."""
 
 import builtins
 import re
@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from tests.report.folders import make_analysis, make_run, make_spec
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.report import figures
+from asfedbridge.report.palette import cycle
 from asfedbridge.report.runs import gather
 
 
@@ -22,9 +26,9 @@ def test_one_run_with_everything(tmp_path: Path) -> None:
     names = {p.name for p in (tmp_path / "out" / "run").iterdir()}
     stems = {"accuracy", "clients", "communication", "shards", "rates", "by-round"}
     stems |= {f"{m}{suffix}" for m in ("cka", "mmd", "gradients") for suffix in ("", "-by-round")}
-    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")}
     assert count == len(names)
-    for stem, inches in (("accuracy", figures.ONE), ("clients", figures.TWO)):
+    for stem, inches in (("accuracy", figures.ONE_COLUMN), ("clients", figures.TWO_COLUMNS)):
         with Image.open(tmp_path / "out" / "run" / f"{stem}.png") as image:
             assert image.width == pytest.approx(inches * 300, abs=1)
     svg = (tmp_path / "out" / "run" / "accuracy.svg").read_text()
@@ -38,40 +42,35 @@ def test_runs_are_compared_on_each_data_set(tmp_path: Path) -> None:
     runs = gather([tmp_path])
     assert [p.title for p in figures._plates(runs[0])] == ["accuracy", "clients", "communication", "shards"]
 
-    class Axes:
-        """Keeps what is drawn."""
-
-        def __init__(self) -> None:
-            self.lines: dict[str, Any] = {}
-            self.bands = 0
-
-        def plot(self, xs: Any, ys: Any, label: str, **_: Any) -> None:
-            self.lines[label] = list(zip(xs, ys, strict=True))
-
-        def fill_between(self, *_: Any, **__: Any) -> None:
-            self.bands += 1
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_, **__: self
-
-        @property
-        def xaxis(self) -> Any:
-            return self
-
-    axes = Axes()
+    axes = Figure().subplots()
     figures._compare(runs, axes)
-    assert axes.bands == 1  # of the method with two seeds
+    assert len(axes.collections) == 1  # the band of the method with two seeds
     ends = [run.curves.groups["all"][-1][1] for run in runs]
-    assert axes.lines["fedavg"][-1] == (3.0, pytest.approx((ends[0] + ends[1]) / 2))
-    assert axes.lines["standalone"][-1] == (3.0, ends[2])
+    lines = {str(line.get_label()): (line.get_xdata()[-1], line.get_ydata()[-1]) for line in axes.get_lines()}
+    assert lines == {"fedavg": (3.0, pytest.approx((ends[0] + ends[1]) / 2)), "standalone": (3.0, ends[2])}
 
 
-def test_names_of_files_are_plain() -> None:
+def test_a_legend_leaves_the_plot_its_room() -> None:
+    """The figure grows by the rows of its legend, which is above the axes."""
+    with rc_context(figures.LOOK):
+        made = Figure(figsize=(figures.ONE_COLUMN, 2.2), layout="constrained")
+        axes = made.subplots()
+    lines = [(f"a method with a long name {i}", cycle(i), [(0.0, 1.0), (1.0, 2.0)]) for i in range(10)]
+    with rc_context(figures.LOOK):
+        figures._lines(lines, "accuracy (%)", axes)
+        FigureCanvasAgg(made).draw()
+    assert made.get_figheight() == pytest.approx(2.2 + 10 * 0.15)
+    (key,) = made.legends
+    assert key.get_window_extent().y0 >= axes.get_window_extent().y1
+    assert axes.get_window_extent().height > 0.6 * 2.2 * made.dpi
+
+
+def test_file_names_are_safe() -> None:
     assert figures._safe("npz:../<b> x.npz") == "npz-..-b-x.npz"
     assert figures._safe("..") == "run"
 
 
-def test_without_matplotlib_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_matplotlib_is_bad_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *rest: Any, **named: Any) -> Any:

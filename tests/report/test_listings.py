@@ -5,18 +5,19 @@ import pytest
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge import cli
 from asfedbridge.core.method import METHODS
-from asfedbridge.report.listings import PARTS, describe_method, methods_page
+from asfedbridge.report.listings import PARTS, TOPICS, describe_method, list_topic, methods_page
+from asfedbridge.runs.recipes import RECIPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
 
-def test_the_page_of_methods_is_what_the_code_says() -> None:
+def test_the_page_of_methods_is_up_to_date() -> None:
     """After a change: asfedbridge list methods --markdown > docs/methods.md"""
     assert PAGE.read_text(encoding="utf-8") == methods_page() + "\n"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_says_what_it_exchanges_does_and_chose(name: str) -> None:
+def test_every_method_describes_all_parts(name: str) -> None:
     about = describe_method(METHODS[name])
     assert set(about) == {"Title", *PARTS}
     assert all(about.values())
@@ -57,3 +58,13 @@ def test_callbacks_and_their_options(capsys: pytest.CaptureFixture[str]) -> None
     assert "early-stopping\n    Stops when ``metric``" in out
     assert "metric=accuracy, patience=10, min_delta=0" in out
     assert {"mlflow", "wandb"} <= set(out.split())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_lists_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for topic in (*TOPICS, "all"):
+        assert max(map(len, list_topic(topic).splitlines())) <= columns, topic
+    first = [line.split()[0] for line in list_topic("recipes").splitlines() if not line.startswith(" ")]
+    assert first == list(RECIPES)  # long texts stay in their column
+    assert "stops improving. All test images" in " ".join(list_topic("recipes").split())

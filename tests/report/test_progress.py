@@ -1,4 +1,4 @@
-"""Progress: one line per round on a stream that is no terminal, a moving line on one that is."""
+"""Progress: one line per round and, on a terminal, a status line for every epoch."""
 
 import io
 from pathlib import Path
@@ -11,7 +11,7 @@ from asfedbridge.report.listings import download_bar, list_topic
 from asfedbridge.report.progress import Progress
 from asfedbridge.runs.callback import Run
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting
+from asfedbridge.runs.setting import Setting
 from asfedbridge.runs.spec import apply_overrides
 
 
@@ -62,9 +62,23 @@ def test_a_resumed_run_says_so() -> None:
     assert lines[2].startswith("round 2/2")
 
 
-def test_a_terminal_sees_every_epoch_on_one_line() -> None:
+def test_a_log_leaves_out_rounds_that_follow_at_once() -> None:
+    stream = io.StringIO()
+    progress, total = Progress(stream), 50
+    run = Run(apply_overrides(SPEC, {"rounds": total}), SETTING, Path("run"), 0)
+    progress.on_run_begin(run)
+    for index in range(total):
+        progress.on_round_end(run, Round(index, total), records(index, "trained", 10.0, 30.0))
+        if index == 20:
+            progress.printed -= 60  # as if a minute had passed
+    shown = [line.split("/")[0] for line in stream.getvalue().splitlines()[1:]]
+    assert shown == ["round  1", "round 22", "round 50"]
+
+
+def test_a_terminal_has_a_status_line_for_every_epoch() -> None:
     text = play(Terminal())
-    assert "round 1/2  client 0 of 2, ann  extract 1/1  ce 2.250" in text
+    assert "round 1/2 [....................] 0 %  client 0 ann extract 1/1  ce 2.250" in text
+    assert "round 2/2 [####################] 100 %" in text  # as many epochs as in the round before
     assert text.count("\n") == 4
 
 
@@ -82,7 +96,7 @@ def test_methods_are_listed_with_their_fields() -> None:
     assert "no hyper-parameters" in text
 
 
-def test_a_download_is_told_once_in_a_log_and_drawn_on_a_terminal() -> None:
+def test_a_download_is_one_line_in_a_log_and_a_bar_on_a_terminal() -> None:
     log, terminal = io.StringIO(), Terminal()
     for stream in (log, terminal):
         show = download_bar(stream)

@@ -1,4 +1,4 @@
-"""Means and intervals against numbers worked out by hand; t quantiles are those of printed tables."""
+"""Means and intervals against numbers computed by hand; t quantiles are from printed tables."""
 
 from collections.abc import Mapping
 
@@ -48,14 +48,14 @@ def test_an_interval_over_seeds_by_hand() -> None:
         ([5.0], False, "+5.00"),
     ],
 )
-def test_the_mark_says_that_zero_is_outside(values: list[float], excludes: bool, text: str) -> None:
+def test_an_asterisk_marks_an_interval_that_excludes_zero(values: list[float], excludes: bool, text: str) -> None:
     found = describe_differences(values, "seeds")
     assert found.excludes_zero is excludes
     assert found.to_table()["excludes_zero"] is excludes
     assert str(found) == text
 
 
-def test_seeds_are_the_unit_where_there_are_several() -> None:
+def test_intervals_are_over_seeds_if_there_are_several() -> None:
     """The seeds are 20 points apart and the clients 10, but each seed gains 1 or 3."""
     alone = series({0: scores([45.0, 55.0], [50.0]), 1: scores([65.0, 75.0], [70.0]), 7: scores([1.0], [1.0])})
     ahead = series({1: scores([68.0, 78.0], [70.0]), 0: scores([46.0, 56.0], [50.0]), 8: scores([99.0], [99.0])})
@@ -68,7 +68,7 @@ def test_seeds_are_the_unit_where_there_are_several() -> None:
     assert ahead.difference(alone, "snn") == Difference(0.0, 0.0, 0.0, 2, "seeds")
 
 
-def test_clients_are_the_unit_of_a_single_seed() -> None:
+def test_intervals_are_over_clients_for_a_single_seed() -> None:
     alone, ahead = series({3: scores([40.0, 50.0, 60.0], [9.0])}), series({3: scores([41.0, 52.0, 66.0], [12.0])})
     found = ahead.difference(alone, "ann")
     assert found is not None
@@ -81,11 +81,11 @@ def test_only_runs_on_the_same_shards_are_paired() -> None:
     one, other = scores([50.0], [40.0], "digest a"), scores([60.0], [50.0], "digest b")
     assert series({0: one}).difference(series({0: other}), "all") is None
     assert series({0: one}).difference(series({0: scores([50.0, 1.0], [40.0])}), "all") is None
-    early = scores([60.0], [50.0])  # no digest: known by the sizes of its shards
+    early = scores([60.0], [50.0])  # no digest: compared by the sizes of its shards
     assert series({0: early}).paired(series({0: one}), "all") == {0: 10.0}
 
 
-def test_a_shared_network_is_compared_with_its_like_or_with_clients() -> None:
+def test_a_shared_network_is_compared_with_another_one_or_with_clients() -> None:
     alone = series({0: scores([50.0], [60.0])})
     bridged = series({0: scores([50.0], [60.0], bridge=70.0, fused=72.0)})
     better = series({0: scores([50.0], [60.0], bridge=73.0, fused=72.5)})
@@ -103,7 +103,7 @@ def test_mean_and_deviation() -> None:
     assert (one.mean("qnn"), one.show("qnn")) == (None, "-")
 
 
-def test_a_table_says_what_each_interval_is_over() -> None:
+def test_a_table_shows_the_unit_of_each_interval() -> None:
     alone = series({0: scores([50.0, 60.0], [40.0]), 1: scores([50.0, 60.0], [40.0])})
     late = series({1: scores([52.0, 62.0], [43.0])})
     both = series({0: scores([51.0, 61.0], [41.0]), 1: scores([52.0, 62.0], [42.0])})

@@ -1,4 +1,4 @@
-"""Tables: every run a row, every number where its head is."""
+"""Tables of runs and clients: one row each, every number in its column."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,13 @@ def columns(rows: list[list[str]], row: int = 1) -> dict[str, str]:
     return dict(zip(rows[0], rows[row], strict=True))
 
 
-def test_a_run_is_a_row() -> None:
+def test_a_run_that_was_stopped_early_is_marked() -> None:
+    assert "rounds" not in run_rows([summary(), summary(seed=1)])[0]
+    rows = run_rows([summary(), summary(stopped_early={"rounds": 4, "reason": "no gain"})])
+    assert [columns(rows, row)["rounds"] for row in (1, 2)] == ["9", "4 of 9"]
+
+
+def test_one_row_per_run() -> None:
     assert columns(run_rows([summary()])) == {
         "method": "as-fedbridge", "data": "digits", "split": "Dir(0.5)", "seed": "42", "ANN": "50.00", "SNN": "25.00",
         "all": "37.50", "best all": "40.00", "Bridge": "12.35", "fused ANN": "14.00",
@@ -47,14 +53,14 @@ def test_a_path_is_shown_by_its_last_part() -> None:
     assert [row[1] for row in rows[1:]] == ["npz:mine.npz", "cifar10"]
 
 
-def test_runs_with_other_groups_share_a_table() -> None:
+def test_runs_with_different_groups_share_a_table() -> None:
     other = summary("bridge", accuracy={"ann": 60.0, "all": 60.0}, partition="iid", best=None)
     row = columns(run_rows([summary(), other]), 2)
     assert (row["ANN"], row["SNN"], row["all"]) == ("60.00", "-", "60.00")
     assert (row["split"], row["best all"], row["Bridge"]) == ("iid", "-", "-")
 
 
-def test_the_nearest_prototype_is_a_column_where_a_run_has_it() -> None:
+def test_the_nearest_prototype_is_a_column_if_a_run_has_it() -> None:
     assert "nearest" not in run_rows([summary(), summary()])[0]
     other = summary("bridge", method="fedproto", nearest={"ann": 10.0, "all": 23.456})
     rows = run_rows([summary(), other])
@@ -70,14 +76,14 @@ def test_a_run_without_a_shared_network_has_dashes() -> None:
     assert not any(name.startswith("fused") for name in run_rows([other])[0])
 
 
-def test_a_client_is_a_row() -> None:
+def test_one_row_per_client() -> None:
     assert client_rows(summary())[1:] == [
         ["0", "ann", "r18@0.25", "9", "3", "50.00"],
         ["1", "snn", "r18@1 T=8", "8", "2", "25.00"],
     ]
 
 
-def test_low_bit_clients_and_kinds_that_occur() -> None:
+def test_low_bit_clients_and_only_the_kinds_that_occur() -> None:
     clients = content()["clients"]
     clients[0] |= {"kind": "qnn", "bits": 4}
     clients[1] |= {"kind": "bnn", "bits": 1, "T": 1}
@@ -93,7 +99,7 @@ def test_a_client_without_accuracy_has_a_dash() -> None:
     assert client_rows(summary(clients=clients))[1][-1] == "-"
 
 
-def test_text_columns_stand_under_their_heads() -> None:
+def test_text_columns_are_aligned_with_their_heads() -> None:
     lines = render_text([["name", "x"], ["a", "1.00"], ["longer", "22.00"]]).splitlines()
     assert lines == ["name        x", "-------------", "a        1.00", "longer  22.00"]
 
@@ -107,7 +113,7 @@ def store(path: Path, content: Any) -> None:
     (path / "summary.json").write_text(json.dumps(content))
 
 
-def test_finished_runs_are_found_below_a_folder(tmp_path: Path) -> None:
+def test_finished_runs_are_found_in_subfolders(tmp_path: Path) -> None:
     store(tmp_path / "grid" / "b", content(seed=2))
     store(tmp_path / "grid" / "a", content(seed=1))
     (tmp_path / "grid" / "unfinished").mkdir()
@@ -116,7 +122,7 @@ def test_finished_runs_are_found_below_a_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="none: there is no such folder"):
+    with pytest.raises(BadInput, match="none: no such folder"):
         find_summaries([tmp_path / "none"])
     with pytest.raises(BadInput, match=r"no finished run here \(no summary.json\)"):
         find_summaries([tmp_path])
@@ -125,7 +131,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "written", [{"method": "x"}, {"accuracy": 5}, [1], content(clients=5), content(clients=[{}]), content(seed=[1])]
 )
-def test_a_summary_that_is_not_ours_is_named(tmp_path: Path, written: Any) -> None:
+def test_the_error_names_an_invalid_summary(tmp_path: Path, written: Any) -> None:
     store(tmp_path / "foreign", written)
     with pytest.raises(BadInput, match="foreign"):
         run_rows(find_summaries([tmp_path]))

@@ -1,4 +1,4 @@
-"""Real runs, as small as they get, analysed."""
+"""Analyses of real, tiny runs."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asfedbridge import cli
-from asfedbridge.analysis.pairs import MAX_OF_A_KIND, choose_clients
+from asfedbridge.analysis.pairs import MAX_CLIENTS_PER_KIND, choose_clients
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.method import METHODS
 from asfedbridge.core.task import Point, Round
@@ -20,10 +20,11 @@ from asfedbridge.report.analyses import render_analyses
 from asfedbridge.runs.analysis_record import Analyses, Analysis, parse_analysis, read_analysis
 from asfedbridge.runs.analyze import analyse
 from asfedbridge.runs.callback import Callback, Run
-from asfedbridge.runs.folder import read_rounds
 from asfedbridge.runs.rebuild import rebuild
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import execute, prepare
+from asfedbridge.runs.record_files import read_rounds
+from asfedbridge.runs.run import execute
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import Spec, apply_overrides
 from asfedbridge.runs.summary import Summary
 
@@ -41,7 +42,7 @@ MAIN = ("as-fedbridge", "fedavg", "standalone")
 
 
 class Leaves(Callback):
-    """Goes away after the round of this index."""
+    """Interrupts the run after the round of this index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -86,12 +87,12 @@ def analysed(runs: Path) -> Analyses:
     return analyse([runs / method for method in MAIN], runs, quiet)
 
 
-# The clients are the ones whose accuracy is reported
+# Rebuilt clients
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_rebuilt_clients_are_those_of_the_summary(method: str, tmp_path: Path) -> None:
-    """Accuracy in percent says little of few images, so the loss must be the recorded one, to the last bit."""
+    """With few images, equal accuracies prove little, so the loss must equal the recorded one to the last bit."""
     kinds = "4*resnet18@0.125:snn" if method == "sfedhifi" else TINY["fleet"]
     spec = make_spec(method, fleet=kinds, participation=0.75, rounds=2)
     summary = play(spec, tmp_path / "run")
@@ -127,10 +128,10 @@ def test_snapshots_hold_the_clients_of_their_round(runs: Path) -> None:
     assert index == 1
 
 
-# What is found
+# Results
 
 
-def test_every_run_has_its_numbers(analysed: Analyses, runs: Path) -> None:
+def test_every_run_is_measured(analysed: Analyses, runs: Path) -> None:
     for run, method in zip(analysed.runs, MAIN, strict=True):
         assert run["method"] == method
         assert run["folder"] == str(runs / method)
@@ -165,7 +166,7 @@ def test_one_kernel_for_all_runs_of_a_data_set(analysed: Analyses, runs: Path, t
     assert alone["cka"] == analysed.runs[1]["cka"]
 
 
-def test_rates_of_ports_are_there_where_there_is_a_bridge(analysed: Analyses) -> None:
+def test_rates_of_ports_are_present_with_a_bridge(analysed: Analyses) -> None:
     for run, method in zip(analysed.runs, MAIN, strict=True):
         assert [r["client"] for r in run["rates"]] == [2, 3]
         for entry in run["rates"]:
@@ -175,7 +176,7 @@ def test_rates_of_ports_are_there_where_there_is_a_bridge(analysed: Analyses) ->
             assert all(shares[-1] == 0 for shares in entry["snn"].values())
 
 
-def test_snapshots_are_told_by_round(analysed: Analyses, runs: Path) -> None:
+def test_snapshots_are_listed_by_round(analysed: Analyses, runs: Path) -> None:
     run = analysed.runs[1]
     assert [(e["round"], e["point"]) for e in run["by_round"]] == [(1, "trained"), (2, "trained")]
     records = read_rounds(runs / "fedavg")
@@ -184,9 +185,9 @@ def test_snapshots_are_told_by_round(analysed: Analyses, runs: Path) -> None:
             values = [r[f"{point}.accuracy"] for r in records if r["round"] == number]
             assert entry["accuracy"][point]["all"] == pytest.approx(sum(values) / 4)
     assert run["by_round"][0]["cka"] != run["by_round"][1]["cka"]
-    # FedAvg is judged after the last aggregate, which makes clients of one kind alike: not so before it.
+    # FedAvg is judged after the last aggregate, which makes clients of a kind equal; before it they differ.
     assert run["gradients"]["blocks"]["ann"]["mean"] > run["by_round"][1]["gradients"]["blocks"]["ann"]["mean"]
-    # A method that is judged after training ends in its last snapshot.
+    # For a method that is judged after training, the last snapshot equals the final clients.
     final, last = analysed.runs[2], analysed.runs[2]["by_round"][-1]
     assert {k: final[k] for k in ("cka", "mmd", "gradients", "rates")} == {
         k: last[k] for k in ("cka", "mmd", "gradients", "rates")
@@ -244,18 +245,18 @@ def test_attributes_have_their_types(analysed: Analyses, runs: Path) -> None:
         ("clients/1/kind", None, "clients[1].kind=null"),
         ("cka", [], "cka=[] (must be an object)"),
         ("cka/blocks/ann/mean", "high", 'cka.blocks.ann.mean="high"'),
-        ("cka/blocks/ann/mean", float("nan"), "(must be a finite number)"),
+        ("cka/blocks/ann/mean", float("nan"), "(must be finite and at most 1e100)"),
         ("mmd/matrix", [[1.0]], "mmd.matrix=[[1.0]] (must be 4 rows of 4 numbers, one for each client)"),
         ("mmd/matrix/2", "x", 'mmd.matrix[2]="x" (must be a list)'),
         ("mmd/matrix/2/1", "x", "(must be a list of numbers)"),
-        ("gradients/matrix/0/1", float("inf"), "(must be a list of finite numbers)"),
+        ("gradients/matrix/0/1", float("inf"), "(must be finite and at most 1e100)"),
         ("rates/0/levels", [0.0], "(must be 1 numbers from 0 to 1, one for each level)"),
         ("rates/1/snn/output/0", -1.0, "rates[1].snn.output"),
         ("by_round/0/round", "one", 'by_round[0].round="one"'),
         ("by_round/1/mmd", ..., "by_round[1].mmd is missing"),
     ],
 )
-def test_a_wrong_entry_is_named(analysed: Analyses, path: str, value: Any, named: str) -> None:
+def test_the_error_names_an_invalid_entry(analysed: Analyses, path: str, value: Any, named: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_analysis(changed(analysed.runs[1].to_json(), path, value), Path("somewhere/analysis.json"))
     message = str(caught.value)
@@ -266,11 +267,9 @@ def test_a_wrong_entry_is_named(analysed: Analyses, path: str, value: Any, named
 
 def test_other_formats(analysed: Analyses, tmp_path: Path) -> None:
     assert read_analysis(tmp_path) is None
-    for old in (..., 1):
-        (tmp_path / "analysis.json").write_text(json.dumps(changed(analysed.runs[1].to_json(), "format", old)))
-        assert read_analysis(tmp_path) is None
-    with pytest.raises(BadInput, match="format=3 is newer than 2"):
-        parse_analysis(changed(analysed.runs[1].to_json(), "format", 3))
+    for other in (1, 3):
+        with pytest.raises(BadInput, match=f"format={other} is not 2, which this version"):
+            parse_analysis(changed(analysed.runs[1].to_json(), "format", other))
     (tmp_path / "analysis.json").write_text("[]")
     with pytest.raises(BadInput, match=r"analysis\.json: is not a JSON object"):
         read_analysis(tmp_path)
@@ -280,10 +279,10 @@ def test_other_formats(analysed: Analyses, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", MAIN)
-def test_final_clients_can_be_taken_at_either_point(
+def test_final_clients_can_be_analysed_at_either_point(
     method: str, analysed: Analyses, runs: Path, tmp_path: Path
 ) -> None:
-    """The last checkpoint has both; accuracies are those that the run recorded at the point."""
+    """The last checkpoint allows both; accuracies equal those that the run recorded at the point."""
     shutil.copytree(runs / method, tmp_path / "run")
     before = (tmp_path / "run" / "analysis.json").read_bytes()
     default = next(run for run in analysed.runs if run["method"] == method)
@@ -294,7 +293,7 @@ def test_final_clients_can_be_taken_at_either_point(
     assert json.loads((tmp_path / "run" / f"analysis-{other}.json").read_text())["point"] == other
     if method == "fedavg":
         assert found["cka"] == default["by_round"][-1]["cka"] != default["cka"]
-    else:  # what the server sends does not touch the backbone
+    else:  # the download does not change the backbone
         assert (found["cka"], found["gradients"]) == (default["cka"], default["gradients"])
     assert found["reported"] == default["reported"]
 
@@ -303,13 +302,13 @@ def test_a_run_whose_clients_are_on_nodes_is_refused(runs: Path, tmp_path: Path)
     shutil.copytree(runs / "standalone", tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary | {"engine": "flower"}))
-    assert "a run of engine flower, whose clients are on their nodes" in one_line(tmp_path / "run")
+    assert "a run of engine flower, whose clients are stored on their nodes" in one_line(tmp_path / "run")
 
 
-# The same bits; nothing harmed
+# Reproducibility
 
 
-def test_the_same_bits_twice_and_the_run_is_left_as_it_was(runs: Path, tmp_path: Path) -> None:
+def test_an_analysis_is_reproducible_and_does_not_modify_the_run(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "as-fedbridge", tmp_path / "run")
     (tmp_path / "run" / "analysis.json").unlink(missing_ok=True)
     before = files_in(tmp_path / "run")
@@ -328,7 +327,7 @@ def test_the_engine_makes_no_difference(runs: Path, tmp_path: Path) -> None:
     assert len(pool["by_round"]) == 1
 
 
-def test_a_run_that_was_interrupted_has_the_same_snapshots(runs: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_has_the_same_snapshots(runs: Path, tmp_path: Path) -> None:
     spec = make_spec("fedavg", snapshot_every=1)
     with pytest.raises(KeyboardInterrupt):
         play(spec, tmp_path / "run", callbacks=[Leaves(0)])
@@ -341,7 +340,7 @@ def test_a_run_that_was_interrupted_has_the_same_snapshots(runs: Path, tmp_path:
     assert next(tensors) == next(tensors)
 
 
-def test_snapshots_may_be_asked_for_in_the_middle(runs: Path, tmp_path: Path) -> None:
+def test_snapshots_can_be_enabled_when_resuming(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(make_spec(), tmp_path / "run", callbacks=[Leaves(0)])
     assert not (tmp_path / "run" / "snapshots").exists()
@@ -362,7 +361,7 @@ def test_snapshots_may_be_asked_for_in_the_middle(runs: Path, tmp_path: Path) ->
     ],
     ids=["ann only", "snn only", "one", "centralized"],
 )
-def test_a_block_that_a_fleet_does_not_have_is_absent(
+def test_blocks_without_pairs_are_absent(
     changes: dict[str, Any], blocks: list[str], rates: int, tmp_path: Path
 ) -> None:
     play(make_spec(changes.pop("method", "standalone"), rounds=1, **changes), tmp_path / "run")
@@ -373,7 +372,7 @@ def test_a_block_that_a_fleet_does_not_have_is_absent(
     assert cli.main(["analyze", str(tmp_path / "run")]) == 0
 
 
-def test_widths_that_differ_are_compared_where_shapes_agree(tmp_path: Path) -> None:
+def test_clients_of_different_widths_are_compared_by_tensors_of_equal_shape(tmp_path: Path) -> None:
     fleet = "1*resnet18@0.125:ann,1*resnet18@0.125:snn,1*resnet18@0.25:snn:T=3"
     play(make_spec(fleet=fleet, rounds=1), tmp_path / "run")
     (found,) = measure(tmp_path / "run")
@@ -384,13 +383,13 @@ def test_widths_that_differ_are_compared_where_shapes_agree(tmp_path: Path) -> N
     assert found["mmd"]["blocks"]["cross"]["pairs"] == 2
 
 
-def test_of_a_large_fleet_some_of_each_kind(tmp_path: Path) -> None:
+def test_some_clients_of_each_kind_represent_a_large_fleet(tmp_path: Path) -> None:
     setting = prepare(make_spec(fleet="30*resnet18@0.1:ann,3*resnet18@0.1:snn", train_per_class=50), tmp_path)
     chosen = choose_clients(setting.clients)
-    assert [c.id for c in chosen] == [*range(MAX_OF_A_KIND), 30, 31, 32]
+    assert [c.id for c in chosen] == [*range(MAX_CLIENTS_PER_KIND), 30, 31, 32]
 
 
-# What cannot be analysed
+# Errors
 
 
 def one_line(*folders: Path) -> str:
@@ -400,25 +399,23 @@ def one_line(*folders: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_no_finished_run_is_named_before_anything_is_computed(runs: Path, tmp_path: Path) -> None:
-    assert "is no run folder" in one_line(runs / "fedavg", tmp_path)
-    assert "is no run folder" in one_line(tmp_path / "nowhere")
+def test_an_unfinished_run_is_refused_before_anything_is_computed(runs: Path, tmp_path: Path) -> None:
+    assert "is not a run folder" in one_line(runs / "fedavg", tmp_path)
+    assert "is not a run folder" in one_line(tmp_path / "nowhere")
     with pytest.raises(KeyboardInterrupt):
         play(make_spec(), tmp_path / "run", callbacks=[Leaves(0)])
-    assert f"the run has not ended; finish it with asfedbridge run --resume --out {tmp_path / 'run'}" in one_line(
-        tmp_path / "run"
-    )
+    assert "the run is not finished; finish it with resume=True" in one_line(tmp_path / "run")
 
 
-def test_a_checkpoint_that_is_gone_or_damaged_is_named(runs: Path, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_or_damaged_checkpoint(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "standalone", tmp_path / "run")
-    file = next((tmp_path / "run" / "checkpoint" / "clients").iterdir())
+    file = max((tmp_path / "run" / "checkpoint" / "clients").iterdir())  # of the last checkpoint
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     assert "damaged" in one_line(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    assert "the run's last checkpoint is not here" in one_line(tmp_path / "run")
+    assert "the checkpoint after the last round is missing" in one_line(tmp_path / "run")
 
 
 def test_the_command_prints_tables_or_json(analysed: Analyses, runs: Path, capsys: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs with ``diagnose_every``: the file is the same on every engine, resumed or not, and training does not notice."""
+"""Runs with ``diagnose_every``: the same file on every engine, resumed or not, and no effect on training."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,8 @@ from asfedbridge.core.task import Round
 from asfedbridge.deploy.app_folder import write_deployment
 from asfedbridge.runs.analyze import analyse
 from asfedbridge.runs.callback import Callback, Run
-from asfedbridge.runs.diagnostics import read_course
-from asfedbridge.runs.folder import DIAGNOSTICS, read_diagnostics, read_rounds
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.record_files import DIAGNOSTICS, read_course, read_diagnostics, read_rounds
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import Spec, apply_overrides
 from asfedbridge.runs.summary import Summary
@@ -63,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_so_many_rounds_and_the_last_one(run: Path) -> None:
+def test_every_nth_round_and_the_last_one_are_diagnosed(run: Path) -> None:
     lines = read_diagnostics(run)
     assert [line["round"] for line in lines] == [1, 2]
     assert len({line["mmd"]["bandwidth"] for line in lines}) == 1
@@ -75,8 +74,8 @@ def test_every_so_many_rounds_and_the_last_one(run: Path) -> None:
     assert lines[0]["gradients"] != lines[1]["gradients"]
 
 
-def test_it_is_what_the_snapshots_of_these_rounds_say(run: Path) -> None:
-    """Live clients and clients rebuilt from files, to the last bit; the bandwidth is chosen otherwise there."""
+def test_diagnostics_equal_an_analysis_of_snapshots(run: Path) -> None:
+    """Live and rebuilt clients give the same bits, except for MMD, whose bandwidth is chosen differently."""
     (found,) = analyse([run], run.parent, lambda line: None).runs
     course = read_course(run)
     snapshots = {entry["round"]: entry for entry in found["by_round"]}
@@ -89,15 +88,15 @@ def test_it_is_what_the_snapshots_of_these_rounds_say(run: Path) -> None:
             assert entry[measure]["blocks"] == then[measure]["blocks"]
 
 
-def test_a_line_that_is_none_is_named(run: Path, tmp_path: Path) -> None:
+def test_the_error_names_an_invalid_line(run: Path, tmp_path: Path) -> None:
     first, second = (run / DIAGNOSTICS).read_text().splitlines()
     (tmp_path / DIAGNOSTICS).write_text(first + "\n" + json.dumps({**json.loads(second), "cka": {"blocks": 5}}) + "\n")
     with pytest.raises(BadInput, match=r"diagnostics\.jsonl: .*line 2: cka\.blocks=5 \(must be an object\)"):
         read_course(tmp_path)
 
 
-def test_training_does_not_notice(run: Path, tmp_path: Path) -> None:
-    """All numbers of a run without diagnostics, to the last bit, under another digest."""
+def test_diagnostics_do_not_affect_training(run: Path, tmp_path: Path) -> None:
+    """All numbers equal those of a run without diagnostics to the last bit; only the digest differs."""
     assert make_spec(diagnose_every=0).digest() != make_spec().digest()
     play(make_spec(diagnose_every=0), tmp_path / "fedavg")
     assert untimed(tmp_path / "fedavg") == untimed(run)
@@ -124,7 +123,7 @@ def test_an_interrupted_run_ends_with_the_same_file(run: Path, tmp_path: Path, i
     assert (tmp_path / "run" / DIAGNOSTICS).read_bytes() == (run / DIAGNOSTICS).read_bytes()
 
 
-def test_a_file_that_is_gone_is_missed(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", callbacks=[Leaves(0)])
     (tmp_path / "run" / DIAGNOSTICS).unlink()
@@ -132,13 +131,13 @@ def test_a_file_that_is_gone_is_missed(tmp_path: Path) -> None:
         play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", resume=True)
 
 
-def test_participants_alone_are_compared(tmp_path: Path) -> None:
+def test_only_participants_are_compared(tmp_path: Path) -> None:
     play(make_spec(participation=0.5, rounds=2, diagnose_every=1), tmp_path / "run")
     for line in read_diagnostics(tmp_path / "run"):
         assert line["clients"] == [r["client"] for r in read_rounds(tmp_path / "run") if r["round"] == line["round"]]
 
 
-def test_refused_where_clients_are_behind_a_network(tmp_path: Path, capsys: Any) -> None:
+def test_diagnostics_are_refused_for_clients_behind_a_network(tmp_path: Path, capsys: Any) -> None:
     reason = "diagnose_every=2: the features and gradients of clients do not leave their nodes"
     with pytest.raises(BadInput, match=reason):
         write_deployment(tmp_path / "app", make_spec())

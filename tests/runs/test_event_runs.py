@@ -10,9 +10,10 @@ import pytest
 from asfedbridge.cli import main
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.method import METHODS
-from asfedbridge.paper.experiments import Bench, find_experiment, select
+from asfedbridge.paper.experiments import find_experiment
+from asfedbridge.paper.grid import Bench, select
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 T = 3
@@ -59,23 +60,23 @@ def test_frames_are_the_runs_steps(events: Path) -> None:
     assert not setting(events, T=1).task.stems_differ
 
 
-def test_parts_of_classes_and_holdouts_work(events: Path) -> None:
+def test_subsets_and_holdouts_work(events: Path) -> None:
     made = setting(events, train_per_class=4, test_per_class=2, holdout=0.5, image_size=8)
     assert [s.train_size + s.test_size for s in made.shards] == [6, 6]
     assert made.task.image_size == 8
 
 
-def test_another_way_to_frame_is_another_data_set(events: Path) -> None:
+def test_frames_by_changes_the_data_set(events: Path) -> None:
     assert setting(events).fingerprint != setting(events, frames_by="time").fingerprint
 
 
 def test_an_snn_with_other_steps_is_refused(events: Path) -> None:
-    with pytest.raises(BadInput, match=r"client 1 .*takes T=2 steps, but each example has 3 frames"):
+    with pytest.raises(BadInput, match=r"client 1 .*has T=2, but each example has 3 frames"):
         setting(events, fleet="1*resnet18@0.125:ann,1*resnet18@0.125:snn:T=2")
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_takes_event_data_or_says_why_not(events: Path, method: str) -> None:
+def test_every_method_accepts_event_data_or_explains_why_not(events: Path, method: str) -> None:
     if method == "fedfree":
         with pytest.raises(BadInput, match=r"stem of shape .*; use one model and width, or set method.mismatch=prefix"):
             setting(events, method=method)

@@ -27,7 +27,7 @@ def test_comments_and_choices_describe_a_field() -> None:
     assert describe_fields(Parent) == {"size": "of the parent", "mode": "which way; one of a#b, c", "bare": ""}
 
 
-def test_a_subclass_that_declares_a_field_again_describes_it() -> None:
+def test_a_subclass_that_redeclares_a_field_describes_it() -> None:
     assert describe_fields(Child)["size"] == "of the child"
     assert describe_fields(Child)["mode"] == "which way; one of a#b, c"
 

@@ -4,7 +4,7 @@ import pytest
 
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.task import ClientInfo
-from asfedbridge.runs.fleet import FLEETS, FORM, MOST_CLIENTS, name_fleet, parse_fleet
+from asfedbridge.runs.fleet import FLEETS, FORM, MAX_CLIENTS, name_fleet, parse_fleet
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_named_fleets_are_the_papers() -> None:
         ("2+1@0.5", "2*vgg9@0.5:ann,1*resnet18@0.5:snn"),
     ],
 )
-def test_any_sum_of_counts_is_a_fleet(name: str, expected: str) -> None:
+def test_any_pair_of_counts_is_a_fleet(name: str, expected: str) -> None:
     line = name_fleet(name, at(0.125, "vgg9@{w}:ann,resnet18@{w}:snn"))
     assert line == expected
     kinds = [client.kind for client in parse_fleet(line, 4)]
@@ -101,13 +101,13 @@ def test_any_sum_of_counts_is_a_fleet(name: str, expected: str) -> None:
         ("9999+2", r"^fleet '9999\+2': 10001 clients are out of range; use 1 to 10000$"),
     ],
 )
-def test_sums_without_clients_or_with_too_many_are_refused(name: str, message: str) -> None:
+def test_counts_out_of_range_are_refused(name: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         name_fleet(name, at(1.0))
 
 
 @pytest.mark.parametrize("text", ["-1+2", "1+", "+1", "1+1+1", "a+1", "1.5+2"])
-def test_other_sums_are_no_fleets(text: str) -> None:
+def test_other_sums_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"write \[count\*\]model"):
         parse_fleet(name_fleet(text, at(1.0)), 4)
 
@@ -115,7 +115,9 @@ def test_other_sums_are_no_fleets(text: str) -> None:
 def test_named_fleets_take_the_families_of_the_recipe() -> None:
     base = at(0.125, "vgg9@{w}:ann,resnet18-ms@{w}:snn")
     assert name_fleet("3+7", base) == "3*vgg9@0.125:ann,7*resnet18-ms@0.125:snn"
-    assert name_fleet("ann+bnn", base) == "5*vgg9@0.125:ann,5*vgg9@0.125:bnn"  # no binary one there: the first family
+    assert (
+        name_fleet("ann+bnn", base) == "5*vgg9@0.125:ann,5*vgg9@0.125:bnn"
+    )  # no bnn in the base fleet: its first family
     assert name_fleet("scale@0.25", base).startswith("vgg9@0.0625:ann,vgg9@0.125:ann,vgg9@0.25:ann,")
     assert "mobilenet@0.125:snn" in name_fleet("architecture", base)
 
@@ -172,7 +174,7 @@ def test_a_named_fleets_width_is_checked(text: str) -> None:
         ("resnet18:ANN", "entry 1", "unknown kind 'ANN'"),
     ],
 )
-def test_bad_fleets_are_pointed_at(text: str, where: str, what: str) -> None:
+def test_the_error_names_the_invalid_entry(text: str, where: str, what: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_fleet(text, 4)
     message = str(caught.value)
@@ -182,13 +184,13 @@ def test_bad_fleets_are_pointed_at(text: str, where: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["*resnet18:ann", "resnet18@:ann", "resnet18:ann:", "resnet18:snn:T=2:T=3"])
-def test_a_sign_with_nothing_behind_it_is_no_default(text: str) -> None:
-    """A lost number must not become 1 unseen."""
+def test_a_missing_number_is_not_replaced_by_a_default(text: str) -> None:
+    """A forgotten number must not silently become 1."""
     with pytest.raises(BadInput, match="fleet entry 1"):
         parse_fleet(text, 4)
 
 
-def test_there_is_a_limit_to_the_whole_fleet() -> None:
-    assert len(parse_fleet(f"{MOST_CLIENTS}*resnet18:ann", 4)) == MOST_CLIENTS
-    with pytest.raises(BadInput, match="10001 clients are more than 10000"):
-        parse_fleet(f"{MOST_CLIENTS}*resnet18:ann,resnet18:snn", 4)
+def test_the_size_of_the_whole_fleet_is_limited() -> None:
+    assert len(parse_fleet(f"{MAX_CLIENTS}*resnet18:ann", 4)) == MAX_CLIENTS
+    with pytest.raises(BadInput, match="10001 clients are out of range; use 1 to 10000"):
+        parse_fleet(f"{MAX_CLIENTS}*resnet18:ann,resnet18:snn", 4)

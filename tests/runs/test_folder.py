@@ -1,4 +1,4 @@
-"""The run folder: one run, one process, nothing lost, nothing foreign touched."""
+"""The run folder: one run and one process at a time, no lost records, and other files are left alone."""
 
 import json
 import subprocess
@@ -12,8 +12,9 @@ import pytest
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.task import Round
 from asfedbridge.engines.failures import Event
-from asfedbridge.runs.folder import RunFolder, read_events, read_rounds, read_spec, read_summary
+from asfedbridge.runs.folder import RunFolder, read_spec, read_summary
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.record_files import read_events, read_rounds
 from asfedbridge.runs.records import event_records
 from asfedbridge.runs.spec import apply_overrides
 
@@ -41,36 +42,27 @@ def entry(index: int, client: int = 0, **more: Any) -> dict[str, Any]:
 
 def test_a_new_folder_is_complete_from_the_start(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "deep" / "run", SPEC, resume=False)
-    assert read_spec(folder.path, quickstart("fedavg")) == SPEC
+    assert read_spec(folder.path) == SPEC
     env = json.loads((folder.path / "env.json").read_text())
     assert env["spec"] == SPEC.digest()
     assert {"asfedbridge", "python", "torch", "numpy", "platform", "cores", "threads"} <= set(env)
     assert read_summary(folder.path) is None
 
 
-def test_a_run_from_before_a_field_was_added_is_read_as_it_was_made(tmp_path: Path) -> None:
-    kept = replace(SPEC, short_batch="keep")
-    RunFolder(tmp_path, kept, resume=False).hand_over()
+def test_a_missing_field_has_its_default(tmp_path: Path) -> None:
+    """Not the requested value, which is refused like any other difference."""
+    RunFolder(tmp_path, SPEC, resume=False).hand_over()
     file = tmp_path / "spec.toml"
-    lines = [line for line in file.read_text().splitlines() if line.split(" =")[0] not in ("short_batch", "clip")]
+    lines = [line for line in file.read_text().splitlines() if line.split(" =")[0] not in ("compress", "gate", "clip")]
     file.write_text("\n".join(lines))
-    clipped = apply_overrides(SPEC, {"optimiser.clip": 1.0})
-    assert read_spec(tmp_path, quickstart()) == read_spec(tmp_path, clipped) == kept
-    assert 'short_batch = "merge"' in refused(tmp_path, SPEC, resume=True)
-    RunFolder(tmp_path, kept, resume=True)
+    assert read_spec(tmp_path) == SPEC
+    for key, value in (("compress", "int8"), ("method.gate", "right"), ("optimiser.clip", 1.0)):
+        name = key.rpartition(".")[2]
+        assert f"{name} = " in refused(tmp_path, apply_overrides(SPEC, {key: value}), resume=True)
+    RunFolder(tmp_path, SPEC, resume=True)
 
 
-def test_a_run_from_before_a_field_is_read_as_it_was_run(tmp_path: Path) -> None:
-    frozen = apply_overrides(SPEC, {"method.direction": "ann-to-snn", "method.receivers": "frozen"})
-    RunFolder(tmp_path, frozen, resume=False)
-    file = tmp_path / "spec.toml"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if not line.startswith(("receivers", "compress"))))
-    for base in (SPEC, quickstart("fedavg"), apply_overrides(frozen, {"compress": "int8"})):
-        assert read_spec(tmp_path, base) == frozen
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
     assert (tmp_path / "spec.toml").is_file()
 
@@ -105,15 +97,15 @@ def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_resuming_another_specification_says_what_differs(tmp_path: Path, overrides: Any, named: str) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
     assert named in refused(tmp_path, apply_overrides(SPEC, overrides), resume=True)
-    assert read_spec(tmp_path, quickstart()) == SPEC
+    assert read_spec(tmp_path) == SPEC
 
 
-def test_how_often_checkpoints_are_written_may_change(tmp_path: Path) -> None:
+def test_checkpoint_every_may_change(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
     RunFolder(tmp_path, replace(SPEC, checkpoint_every=5), resume=True)
 
 
-def test_a_broken_specification_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_broken_specification(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
     (tmp_path / "spec.toml").write_text("rounds = ")
     assert "spec.toml: is not valid TOML" in refused(tmp_path, resume=True)
@@ -141,14 +133,14 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=True)
 
 
-def test_a_run_holds_its_own_folder(tmp_path: Path) -> None:
+def test_a_run_locks_its_folder(tmp_path: Path) -> None:
     running = RunFolder(tmp_path, SPEC, resume=False)
     assert "another process is running in this folder" in refused(running.path, resume=True)
     del running
     RunFolder(tmp_path, SPEC, resume=True)
 
 
-def test_a_lock_left_by_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     RunFolder(tmp_path, SPEC, resume=False)
 
@@ -162,7 +154,7 @@ def test_rounds_are_added_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30])
-def test_a_line_cut_short_ends_the_reading(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_last_line_is_ignored(tmp_path: Path, cut: int) -> None:
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)
     folder.add_records([entry(0), entry(0, 1)])
@@ -175,7 +167,7 @@ def test_a_line_cut_short_ends_the_reading(tmp_path: Path, cut: int) -> None:
     assert read_rounds(tmp_path) == [entry(0), entry(0, 1), entry(1), entry(1, 1)]
 
 
-def test_rounds_that_are_played_again_are_dropped(tmp_path: Path) -> None:
+def test_records_of_rounds_to_be_repeated_are_dropped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)
     for index in range(3):
@@ -186,13 +178,13 @@ def test_rounds_that_are_played_again_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "", "[1, 2]", "5", "null"])
-def test_a_broken_summary_is_named(tmp_path: Path, text: str) -> None:
+def test_the_error_names_a_broken_summary(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(BadInput, match=r"summary\.json"):
         read_summary(tmp_path)
 
 
-def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path) -> None:
+def test_events_are_stored_with_the_rounds_and_skipped_by_tables(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)
     lost = event_records(Round(1, 9), [Event("lost", 1, "node unavailable")])
@@ -217,7 +209,7 @@ def test_events_are_kept_beside_the_rounds_and_no_table_sees_them(tmp_path: Path
         ({"reason": 5}, "reason must be text"),
     ],
 )
-def test_an_event_that_is_none_is_named(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_the_error_names_an_invalid_event(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     event = {"round": 1, "event": "refused", "client": None, "reason": "not of this run"}
     (tmp_path / "rounds.jsonl").write_text(json.dumps(event) + "\n")
     assert [e.client for e in read_events(tmp_path)] == [None]
@@ -229,7 +221,7 @@ def test_an_event_that_is_none_is_named(tmp_path: Path, changes: dict[str, Any],
 @pytest.mark.parametrize(
     "line", [b"5", b"null", b"[]", b"{}", b'{"round": "1"}', b'{"round": true}', b"{", b"", b'{"round": 0}']
 )
-def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+def test_the_error_names_a_damaged_line(tmp_path: Path, line: bytes) -> None:
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)
     folder.add_records([entry(0)])
@@ -241,7 +233,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
             read()
 
 
-def test_a_run_goes_on_with_the_records_it_had(tmp_path: Path) -> None:
+def test_a_resumed_run_needs_its_own_records(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, SPEC, resume=False)
     folder.begin(0)
     folder.add_records([entry(0), entry(0, 1)])
@@ -258,7 +250,7 @@ def test_a_run_goes_on_with_the_records_it_had(tmp_path: Path) -> None:
     assert folder.begin(1, sha256) == [entry(0), entry(0, 1)]
 
 
-def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
+def test_a_run_killed_while_creating_its_folder_can_begin(tmp_path: Path) -> None:
     (tmp_path / "spec.toml.partial").write_text("half")
     RunFolder(tmp_path, SPEC, resume=False).hand_over()
     (tmp_path / "env.json").unlink()  # killed between the two

@@ -1,4 +1,4 @@
-"""Epsilon against closed forms, releases that are never forgotten, and the line when the library is missing."""
+"""Epsilon against closed forms, releases that survive a resume, and the error without dp-accounting."""
 
 import json
 import math
@@ -12,9 +12,10 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.core.privacy import Mechanism
 from asfedbridge.methods.fedavg import FedAvg
 from asfedbridge.methods.fedproto import FedProto
-from asfedbridge.runs.folder import RELEASES, RunFolder, read_releases
+from asfedbridge.runs.folder import RunFolder
 from asfedbridge.runs.privacy import load_library, spent_epsilon, summarise_privacy
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.record_files import RELEASES, read_releases
 from asfedbridge.runs.spec import apply_overrides
 
 CASES = [(1.0, 1, 1e-5), (1.0, 100, 1e-5), (5.0, 100, 1e-6), (20.0, 10, 1e-3), (0.7, 3, 1e-5)]
@@ -29,7 +30,7 @@ def renyi(noise: float, releases: int, delta: float) -> float:
 
 
 def exact_delta(noise: float, releases: int, epsilon: float) -> float:
-    """Balle and Wang, ICML 2018; so many Gaussian mechanisms are one with noise / sqrt(releases)."""
+    """Balle and Wang, ICML 2018; the composed mechanism is one Gaussian with noise / sqrt(releases)."""
     sigma, cdf = noise / math.sqrt(releases), NormalDist().cdf
     return cdf(0.5 / sigma - epsilon * sigma) - math.exp(epsilon) * cdf(-0.5 / sigma - epsilon * sigma)
 
@@ -38,8 +39,8 @@ def exact_delta(noise: float, releases: int, epsilon: float) -> float:
 def test_epsilon_against_closed_forms(noise: float, releases: int, delta: float) -> None:
     epsilon = spent_epsilon(noise, releases, delta)
     assert epsilon == pytest.approx(renyi(noise, releases, delta), rel=0.02)
-    assert exact_delta(noise, releases, epsilon) <= delta  # a bound
-    assert exact_delta(noise, releases, 0.8 * epsilon) > delta  # and not a wild one
+    assert exact_delta(noise, releases, epsilon) <= delta  # an upper bound
+    assert exact_delta(noise, releases, 0.8 * epsilon) > delta  # and not a loose one
 
 
 def test_epsilon_is_monotone() -> None:
@@ -52,7 +53,7 @@ def test_epsilon_is_monotone() -> None:
     assert len({*by_noise}) == len(by_noise)
 
 
-def test_the_busiest_client_counts() -> None:
+def test_the_client_with_the_most_releases_counts() -> None:
     method = FedAvg(noise=2.0, clip_update=1.0)
     told = summarise_privacy(method.mechanism, [[0, 1], [1, 2], [1, 3], [0]])
     assert told["releases"] == 3
@@ -60,20 +61,20 @@ def test_the_busiest_client_counts() -> None:
     assert summarise_privacy(method.mechanism, [])["epsilon"] == 0
 
 
-def test_who_is_private() -> None:
+def test_which_specifications_are_private() -> None:
     assert FedAvg(noise=1.0, clip_update=2.0, delta=1e-6).mechanism == Mechanism(1.0, 2.0, "system", 1e-6)
     assert FedAvg(clip_update=1.0).mechanism is None
     assert FedProto().mechanism is None
 
 
-def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(BadInput, match=r"^method\.noise needs dp-accounting; .*pip install 'asfedbridge\[privacy\]'$"):
         load_library()
 
 
-def test_releases_outlast_a_resume(tmp_path: Path) -> None:
-    """A round that is played again was sent out twice; a line that a crash cut short was not sent out."""
+def test_releases_survive_a_resume(tmp_path: Path) -> None:
+    """A repeated round was released twice; a truncated line was never released."""
     spec = apply_overrides(quickstart("fedavg"), {"method.noise": 1.0, "method.clip_update": 1.0})
     folder = RunFolder(tmp_path / "run", spec, resume=False)
     folder.begin(0)
@@ -91,14 +92,14 @@ def test_releases_outlast_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[0, x]", b"[0, -1]", b'["0"]', b"[0, 1}", b"0, 1", b"[true]", b"\xff"])
-def test_a_release_that_cannot_be_read_is_not_passed_over(tmp_path: Path, line: bytes) -> None:
-    """Epsilon would be told too small."""
+def test_an_unreadable_release_is_an_error(tmp_path: Path, line: bytes) -> None:
+    """Skipping it would report too small an epsilon."""
     (tmp_path / RELEASES).write_bytes(b"\n[0, 1]\n\n" + line + b"\n\n[2]\n")
     with pytest.raises(BadInput, match=r"releases\.jsonl: .* is damaged"):
         read_releases(tmp_path)
 
 
 @pytest.mark.parametrize("line", [b"", b"[", b"[0", b"[0,", b"[0, ", b"[0, 12"])
-def test_a_release_cut_short_was_never_sent_out(tmp_path: Path, line: bytes) -> None:
+def test_a_truncated_release_is_ignored(tmp_path: Path, line: bytes) -> None:
     (tmp_path / RELEASES).write_bytes(b"\n[0, 1]\n\n" + line + b"\n[2]\n")
     assert read_releases(tmp_path) == [[0, 1], [2]]

@@ -1,4 +1,4 @@
-"""Estimates come from a measurement of the run itself, in a process of its own."""
+"""Estimates of time and memory, measured in a separate process."""
 
 import time
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from torch.nn.modules.module import register_module_forward_hook
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.paper.experiments import Bench, Cell
+from asfedbridge.paper.grid import Bench, Cell
 from asfedbridge.paper.reproduce import plan
 from asfedbridge.report.estimate import estimate_rows
 from asfedbridge.runs import probe
@@ -21,7 +21,7 @@ SPEC = apply_overrides(Bench("smoke").spec("as-fedbridge", "cifar10"), TINY)
 
 
 def test_time_grows_with_rounds_and_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that ticks with every call of a layer."""
+    """The clock is replaced by one that ticks with every call of a layer."""
     ticks = 0
 
     def tick(*_: object) -> None:
@@ -40,22 +40,24 @@ def test_time_grows_with_rounds_and_epochs(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_diagnosed_rounds_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a reading that takes no time it would be the estimate of a run without diagnostics."""
+    """The difference to a run without diagnostics is the time of the readings."""
     clock = iter(range(10**6))
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: float(next(clock)))  # all that is timed takes a second
+    monkeypatch.setattr(
+        probe.time, "perf_counter", lambda: float(next(clock))
+    )  # everything that is timed takes a second
     plain, diagnosed = (measure(replace(SPEC, rounds=4, diagnose_every=every), tmp_path).seconds for every in (0, 2))
     images, few = 40, 16
     assert diagnosed - plain == pytest.approx(2 * 3 * images / few)  # rounds, clients
 
 
-def test_a_probe_of_its_own_process_says_what_is_wrong(tmp_path: Path) -> None:
+def test_errors_of_the_probe_process_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(write_toml(replace(SPEC, data="npz:nowhere.npz")))
     with pytest.raises(BadInput, match=r"^[^\n]*nowhere\.npz[^\n]*$"):
         measure_apart(file, None)
 
 
-def test_a_row_for_every_run_and_one_measurement_for_runs_alike(tmp_path: Path) -> None:
+def test_one_row_per_run_and_one_measurement_for_all_seeds(tmp_path: Path) -> None:
     told: list[str] = []
     missing = replace(SPEC, data="npz:nowhere.npz")
     jobs = plan([Cell("a", "c", SPEC), Cell("b", "c", missing)], [0, 1], tmp_path)

@@ -1,4 +1,4 @@
-"""Means and sums of records, against numbers worked out by hand."""
+"""Means and sums of records against numbers computed by hand."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def record(index: int, client: int, up: int = 0, down: int = 0, **metrics: float
     return base | {"uplink_bytes": up, "downlink_bytes": down, "seconds": 1.0} | named
 
 
-def test_records_count_what_crossed() -> None:
+def test_records_count_bytes_in_both_directions() -> None:
     ups = {0: Upload({"a": torch.zeros(5)}, {"received.accuracy": 50.0, "seconds": 2.0}), 2: Upload()}
     first, second = make_records(Round(4, 9), [FLEET[0], FLEET[2]], {0: 24, 2: 0}, ups)
     assert first == {
@@ -49,7 +49,7 @@ def test_a_kind_without_clients_is_absent() -> None:
     assert accuracy_at([], "trained") == {}
 
 
-def test_the_newest_accuracy_of_every_client_counts() -> None:
+def test_the_latest_accuracy_of_every_client_counts() -> None:
     records = [
         record(0, 0, trained__accuracy=10.0),
         record(0, 1, trained__accuracy=20.0),
@@ -65,7 +65,7 @@ def test_order_of_groups() -> None:
 
 
 def rounds(key: str, *values: tuple[float | None, ...]) -> list[dict[str, Any]]:
-    """One tuple of accuracies per round; None stands for a client that was away."""
+    """One tuple of accuracies per round; None stands for an absent client."""
     return [
         record(i, client, up=100 * (client + 1), down=10, **{key: value})
         for i, row in enumerate(values)
@@ -110,7 +110,7 @@ def test_the_best_round_is_a_full_one_and_the_first_of_equals() -> None:
 
 
 def test_a_client_that_was_never_drawn_has_no_accuracy() -> None:
-    """Few rounds and a small participation: the run has ended and must be summed up."""
+    """With few rounds and a small participation, a run may end before a client is drawn."""
     records = rounds("trained__accuracy", (10.0, None, 30.0))
     records += [record(1, c, received__accuracy=5.0) for c in range(3)]
     summary = summarise(Standalone(), FLEET, records, {})
@@ -118,14 +118,14 @@ def test_a_client_that_was_never_drawn_has_no_accuracy() -> None:
     assert [c["accuracy"] for c in summary["clients"]][::2] == [10.0, 30.0]
 
 
-def test_the_bridge_has_its_own_line() -> None:
+def test_the_bridge_has_its_own_entry() -> None:
     records = rounds("trained__accuracy", (1.0, 2.0, 3.0))
     records += [record(1, c, received__bridge_accuracy=value) for c, value in enumerate((10.0, 20.0, 60.0))]
     assert summarise(ASFedBridge(), FLEET, records, {})["bridge"] == {"ann": 15.0, "snn": 60.0, "all": 30.0}
 
 
-def test_the_nearest_prototype_has_its_own_line_at_the_methods_point() -> None:
-    """The newest of every client that had a prototype to compare with."""
+def test_the_nearest_prototype_has_its_own_entry_at_the_methods_point() -> None:
+    """The latest accuracy of every client with prototypes."""
     records = rounds("trained__accuracy", (1.0, 2.0, 3.0))
     records += rounds("trained__nearest_accuracy", (90.0, None, 60.0), (10.0, 20.0, None))
     records += [record(2, c, received__nearest_accuracy=99.0) for c in range(3)]
@@ -154,6 +154,6 @@ def test_a_record_is_typed_and_a_mapping_of_its_line() -> None:
         ({"trained.accuracy": "x"}, "trained.accuracy must be a number"),
     ],
 )
-def test_a_wrong_entry_of_a_record_is_named(change: Any, named: str) -> None:
+def test_the_error_names_an_invalid_entry(change: Any, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         parse_record(record(0, 0, trained__accuracy=1.0) | change)

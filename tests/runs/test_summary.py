@@ -1,4 +1,4 @@
-"""Summaries: typed, checked when they are read, and written as they were."""
+"""Summaries: typed, checked when read, and written back unchanged."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_entries_without_an_attribute_are_kept(tmp_path: Path) -> None:
     assert read_summary(tmp_path) == found
 
 
-def test_a_file_from_before_there_was_a_version_is_read() -> None:
+def test_a_file_without_a_format_is_read() -> None:
     assert parse_summary(changed("format", ...)).method == "fml"
 
 
@@ -113,7 +113,7 @@ def test_there_are_published_results() -> None:
         ("stopped_early/rounds", "all", 'stopped_early.rounds="all"'),
     ],
 )
-def test_a_wrong_entry_is_named(path: str, value: Any, named: str) -> None:
+def test_the_error_names_an_invalid_entry(path: str, value: Any, named: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_summary(changed(path, value), Path("somewhere/summary.json"))
     message = str(caught.value)
@@ -124,5 +124,5 @@ def test_a_wrong_entry_is_named(path: str, value: Any, named: str) -> None:
 
 
 def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(BadInput, match="format=2 is newer than 1"):
+    with pytest.raises(BadInput, match="format=2 is not 1, which this version"):
         parse_summary(changed("format", 2))

@@ -1,5 +1,6 @@
-"""What we write without the tensorboard package, tensorboard reads."""
+"""Event files are read back with the tensorboard package, which is not used to write them."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,18 @@ def test_tensorboard_reads_every_number(tmp_path: Path) -> None:
         assert found == {step: pytest.approx(scalars[tag], rel=1e-6) for step, scalars in numbers.items()}
 
 
+def test_numbers_beyond_float32_are_infinite(tmp_path: Path) -> None:
+    file = EventFile(tmp_path)
+    numbers = {"a": 1e300, "b": -1e39, "c": float("nan"), "d": 10**400, "e": 3.4028235e38}
+    file.add(1, numbers)
+    _, event = event_file_loader.LegacyEventFileLoader(str(file.path)).Load()
+    found = [v.simple_value for v in event.summary.value]
+    assert found[:2] == [math.inf, -math.inf]
+    assert math.isnan(found[2])
+    assert found[3] == math.inf
+    assert found[4] < math.inf
+
+
 def test_the_file_begins_with_its_version(tmp_path: Path) -> None:
     file = EventFile(tmp_path)
     file.add(3, {"a": 1.5})
@@ -34,7 +47,7 @@ def test_the_file_begins_with_its_version(tmp_path: Path) -> None:
     assert abs(event.wall_time - version.wall_time) < 60
 
 
-def test_the_hparams_plugin_reads_what_a_session_begins_and_ends_with(tmp_path: Path) -> None:
+def test_the_hparams_plugin_reads_start_and_end_of_a_session(tmp_path: Path) -> None:
     file = EventFile(tmp_path)
     given = {"method.name": "fedavg", "alpha": 0.1, "rounds": 20, "augment": False, "name": "\xe4" * 200}
     file.add_hparams(given)
@@ -60,17 +73,17 @@ def test_the_hparams_plugin_reads_what_a_session_begins_and_ends_with(tmp_path: 
     assert [e.value for e in accumulator.Scalars("a")] == [1.5]
 
 
-def test_a_damaged_record_is_noticed(tmp_path: Path) -> None:
-    """The check sums are right: tensorboard stops at a byte that changed."""
+def test_a_damaged_record_is_detected(tmp_path: Path) -> None:
+    """Tensorboard checks the checksums and stops at the changed byte."""
     file = EventFile(tmp_path)
     file.add(1, {"a": 1.0})
     content = bytearray(file.path.read_bytes())
     content[-6] ^= 1
     file.path.write_bytes(content)
-    assert len(list(event_file_loader.LegacyEventFileLoader(str(file.path)).Load())) == 1  # the version alone
+    assert len(list(event_file_loader.LegacyEventFileLoader(str(file.path)).Load())) == 1  # only the version
 
 
-def test_known_check_sums() -> None:
+def test_known_checksums() -> None:
     # RFC 3720, appendix B.4: CRC-32C of 32 zero bytes is 0x8a9136aa; the mask is TFRecord's.
     crc = 0x8A9136AA
     assert masked_crc(bytes(32)) == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
@@ -78,7 +91,8 @@ def test_known_check_sums() -> None:
 
 
 def test_an_earlier_file_is_removed_and_others_are_not(tmp_path: Path) -> None:
-    (tmp_path / "events.out.tfevents.1.other").write_bytes(b"old")
+    (tmp_path / "events.out.tfevents.1.asfedbridge").write_bytes(b"old")
+    (tmp_path / "events.out.tfevents.1.other").write_bytes(b"not ours")
     (tmp_path / "notes.txt").write_text("mine")
     file = EventFile(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {file.path.name, "notes.txt"}
+    assert {p.name for p in tmp_path.iterdir()} == {file.path.name, "notes.txt", "events.out.tfevents.1.other"}

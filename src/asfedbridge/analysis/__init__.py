@@ -1,4 +1,4 @@
-"""What trained clients have in common: measured on finished runs, never trained here."""
+"""Comparisons of trained clients, and operation counts. Nothing is trained here."""
 
 import lazy_loader
 

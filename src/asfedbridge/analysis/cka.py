@@ -9,7 +9,7 @@ from torch import Tensor
 def linear_cka(features: Sequence[Tensor]) -> Tensor:
     """||X^T Y||_F^2 / (||X^T X||_F ||Y^T Y||_F) for all pairs, each X [M, D] centred over its M examples.
 
-    1 for features that differ by a rotation, a scale and a shift. NaN where a client's features do not vary at all.
+    1 for features that differ by rotation, scale and shift. NaN if a client's features are constant.
     """
     centred = [x.double() - x.double().mean(dim=0) for x in features]
     alignment_NN = torch.empty(len(centred), len(centred), dtype=torch.float64)

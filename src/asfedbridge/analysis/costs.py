@@ -1,4 +1,4 @@
-"""One example through the models of a setting, counted as the paper counts: docs/costs.md has the formulas."""
+"""Operations of one forward pass per model and configuration, as in the paper. Formulas: docs/costs.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,25 +13,25 @@ from asfedbridge.core.method import Method
 from asfedbridge.core.task import ClientInfo, Kind, Task
 from asfedbridge.models.zoo import outline_backbone, outline_bridge
 
-MAC_PJ, AC_PJ, MAC8_PJ = 4.6, 0.9, 0.23  # 45 nm, 0.9 V (Horowitz, ISSCC 2014): float32 3.7 + 0.9, sum alone, int8
+MAC_PJ, AC_PJ, MAC8_PJ = 4.6, 0.9, 0.23  # 45 nm, 0.9 V (Horowitz, ISSCC 2014): float32 3.7 + 0.9, addition only, int8
 
 
 @dataclass(frozen=True)
 class Operations:
-    """Of one example, forward. What is unknown without a trained model is None."""
+    """Operations of one example in a forward pass. None means unknown without a trained model."""
 
-    flops: float = 0.0  # in full precision, 2 for each multiply-accumulate of convolutions and linear layers
+    flops: float = 0.0  # in full precision; 2 per multiply-accumulate of convolutions and linear layers
     low_bit_macs: float = 0.0
     bitops: float = 0.0
-    sops: float | None = 0.0  # sums that spikes cause, counted one by one
+    sops: float | None = 0.0  # accumulations caused by spikes, counted exactly
     sops_by_rate: float | None = 0.0  # the paper's M sum_t rate_t
     spiking_macs: float = 0.0  # of spike-driven layers over all steps: the SOPs if every input fired
-    dense_flops: float = 0.0  # of an SNN's layers that read no spikes; the paper's rows leave them out
+    dense_flops: float = 0.0  # of an SNN's layers without spike inputs; not in the paper's tables
     eight_bit: bool = False
 
     @property
     def energy(self) -> float | None:
-        """In picojoule; None where operations are unknown or have no constant."""
+        """In picojoule; None if operations are unknown or have no energy constant."""
         if self.sops is None or (self.low_bit_macs and not self.eight_bit):
             return None
         return (self.flops + self.dense_flops) / 2 * MAC_PJ + self.sops * AC_PJ + self.low_bit_macs * MAC8_PJ
@@ -41,15 +41,15 @@ Measured = Mapping[ClientInfo, Operations]  # by shape
 
 
 def full_precision(info: ClientInfo) -> ClientInfo:
-    """A client whose layers run on the meta device: of a low-bit kind, its ANN twin."""
+    """The client, or the ANN twin of a low-bit client, whose layers do not run on the meta device."""
     return info if info.kind in ("ann", "snn") else replace(info, kind="ann", bits=32)
 
 
 def forward_cost(task: Task, info: ClientInfo) -> Operations:
-    """By the shapes alone: an SNN's spikes stay unknown.
+    """Counts from shapes only; the spikes of an SNN are unknown.
 
-    Of a low-bit network all convolutions but the stem are low-bit. Of an SNN the stem reads the image, the projection
-    means over space, and in some families other layers read sums: these are dense.
+    In a low-bit network all convolutions except the stem are low-bit. In an SNN, layers without spike inputs are dense:
+    the stem (reads the image), the projection (reads means over space) and, in some families, layers that read sums.
     """
     layers = _layers(outline_backbone(task, full_precision(info)), task)
     macs = {name: float(layer.macs * layer.steps) for name, layer in layers.items()}
@@ -64,7 +64,7 @@ def forward_cost(task: Task, info: ClientInfo) -> Operations:
 
 
 def measured_cost(clients: Sequence[Mapping[str, Firing]], examples: Sequence[int]) -> Operations:
-    """Of SNN clients of one shape, the mean over clients."""
+    """The mean over SNN clients of one shape, from their measured spikes."""
     parts = []
     for layers, count in zip(clients, examples, strict=True):
         spiking = [layer for layer in layers.values() if layer.spiking]
@@ -81,7 +81,7 @@ def measured_cost(clients: Sequence[Mapping[str, Firing]], examples: Sequence[in
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """One unknown makes the mean unknown."""
+    """The mean; None if any value is None."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
@@ -95,7 +95,7 @@ def mean_cost(parts: Sequence[Operations]) -> Operations:
 def configuration_cost(
     task: Task, clients: Sequence[ClientInfo], bridge: nn.Module | None, measured: Measured | None = None
 ) -> Operations:
-    """The mean over clients of one private forward pass and, with a Bridge, one of its own."""
+    """The mean over clients of one forward pass of the private model plus, if given, one of the Bridge."""
     known = {shape: (measured or {}).get(shape) or forward_cost(task, shape) for shape in {c.shape for c in clients}}
     cost = mean_cost([known[c.shape] for c in clients])
     return cost if bridge is None else replace(cost, flops=cost.flops + network_flops(task, bridge))
@@ -106,7 +106,7 @@ def network_flops(task: Task, network: nn.Module) -> float:
 
 
 def controls(model: str, width: float) -> dict[str, tuple[list[ClientInfo], bool]]:
-    """The paper's comparisons: ten clients of one kind without a Bridge, five ANN clients and five others with it."""
+    """The paper's controls: ten clients of one kind without a Bridge; five ANN clients and five others with one."""
 
     def client(kind: Kind, T: int = 1, bits: int = 32) -> ClientInfo:
         return ClientInfo(0, kind, model, width, T, bits=bits)
@@ -119,7 +119,7 @@ def controls(model: str, width: float) -> dict[str, tuple[list[ClientInfo], bool
 
 
 def bridge_for(task: Task, method: Method) -> nn.Module:
-    """The method's shared network, or the paper's Bridge where it has none."""
+    """The method's shared network, or the paper's Bridge if it has none."""
     own = method.shared_network(task)
     return outline_bridge(task, width=1.0, norm="batch") if own is None else own
 

@@ -1,16 +1,16 @@
-"""Diagnostics of a round: clients as local training left them, compared on the same images before they aggregate.
+"""Diagnostics of a round: clients compared on the same images after local training and before aggregation.
 
-Each client reads its features and its gradient where it lives (``Reading``); the pairs are compared in one place.
+Each client computes its features and gradient in its own process (``Reading``); pairs are compared in the parent.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asfedbridge.analysis.cka import linear_cka
-from asfedbridge.analysis.features import read_features
 from asfedbridge.analysis.gradients import cosines, probe_gradient
 from asfedbridge.analysis.mmd import median_bandwidth, mmd_squared
 from asfedbridge.analysis.pairs import block_means
@@ -19,11 +19,19 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo
 
 FEATURES, GRADIENT = "features", "gradient/"
+BATCH = 256
+
+
+@torch.inference_mode()
+def read_features(client: Client, probe: Shard) -> Tensor:
+    """The input of the classifier for every probe image, averaged over an SNN's time steps: [M, D] on the CPU."""
+    backbone = client.backbone.eval()
+    return torch.cat([backbone(client.place(x)).feature.cpu() for x, _ in probe.test_batches(BATCH)])
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What an engine asks each client for. A class, not a closure: the pool sends it to its workers."""
+    """Computes a client's features and gradient. A class, not a closure, because the pool sends it to workers."""
 
     probe: Shard
 
@@ -38,7 +46,7 @@ def compare(
 ) -> dict[str, Any]:
     """Block means of CKA, MMD^2 and gradient cosine, in the layout of ``analysis.json``.
 
-    Without a ``bandwidth`` the MMD kernel gets the median distance between these features.
+    The default ``bandwidth`` of the MMD kernel is the median distance between these features.
     """
     features = [readings[c.id][FEATURES] for c in clients]
     gradients = [

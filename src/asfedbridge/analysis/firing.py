@@ -1,4 +1,4 @@
-"""Spikes that enter each layer of a network, and the synaptic operations they cause."""
+"""Counts of the spikes that enter each layer, and of the synaptic operations they cause."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from asfedbridge.models.layers import TYPES
 
 @dataclass
 class Firing:
-    """What entered one layer, summed over examples."""
+    """Inputs of one layer, summed over examples."""
 
     macs: int  # multiply-accumulates of one example and time step
     spikes_T: Tensor  # nonzero inputs at each time step
-    spiking: bool  # the inputs are spikes, by the structure of the network
-    inputs: int = 0  # of one time step, nonzero or not
-    synops: int = 0  # accumulations that spikes cause: one for each output that a spike reaches
+    spiking: bool  # whether the inputs are spikes, from the network's structure
+    inputs: int = 0  # number of inputs per time step, including zeros
+    synops: int = 0  # accumulations: one per output that a spike reaches
 
     def rates(self) -> list[float]:
-        """The share of nonzero inputs at each time step."""
+        """The fraction of nonzero inputs at each time step."""
         return (self.spikes_T.double() / self.inputs).tolist()
 
     @property
     def sops(self) -> float:
-        """The paper's estimate for one example, M sum_t rate_t: as if an image had no edges."""
+        """The paper's estimate for one example, M sum_t rate_t, which ignores image edges."""
         return self.macs * sum(self.rates())
 
 
 @torch.no_grad()
 def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Firing]:
-    """By layer of the client's backbone, in the order they run, over all examples of the batches."""
+    """Counts for each layer of the client's backbone, in execution order, over all examples."""
     found: dict[str, Firing] = {}
     batch = 0
 
@@ -53,7 +53,7 @@ def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> di
             entry.synops += count_synops(layer, x)
 
     backbone = client.backbone.eval()
-    # On the other paths a block calls no layer by itself.
+    # Only on this path do blocks call their layers one by one, so that hooks run.
     with use_path("torch"), follow_spikes(backbone) as is_spikes, watch(backbone, TYPES, note):
         for x, _ in batches:
             batch = len(x)
@@ -62,12 +62,12 @@ def firing_rates(client: Client, batches: Iterable[tuple[Tensor, Tensor]]) -> di
 
 
 def _fold_time(layer: nn.Module, x: Tensor) -> Tensor:
-    """[T, B, ...], as SpikingJelly's layers have it, to our [T * B, ...]."""
+    """Convert SpikingJelly's [T, B, ...] to [T * B, ...]."""
     return x.flatten(0, x.dim() - (4 if isinstance(layer, nn.Conv2d) else 2))
 
 
 def count_synops(layer: nn.Module, x: Tensor) -> int:
-    """Pairs of a nonzero input and an output it reaches: at the edge of an image there are fewer than in its middle."""
+    """The number of pairs of a nonzero input and an output it reaches. Inputs at image edges reach fewer outputs."""
     if isinstance(layer, nn.Linear):
         return int(x.count_nonzero()) * layer.out_features
     assert isinstance(layer, nn.Conv2d)
@@ -77,7 +77,7 @@ def count_synops(layer: nn.Module, x: Tensor) -> int:
 
 
 def _reached(conv: nn.Conv2d, size: torch.Size) -> Tensor:
-    """How many positions of the output see each position of the input."""
+    """The number of output positions that each input position contributes to."""
     ones = torch.ones(1, 1, *conv.kernel_size, dtype=torch.float64)
     how: Any = conv.stride, conv.padding, conv.dilation
     out = F.conv2d(torch.ones(1, 1, *size, dtype=torch.float64), ones, None, *how)

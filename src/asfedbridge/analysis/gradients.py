@@ -1,4 +1,4 @@
-"""Do clients want to move the same way? Cosines between their gradients on the same images."""
+"""Cosine similarity between clients' gradients on the same images."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,43 +16,53 @@ EPSILON = 1e-12
 
 class Cosines(NamedTuple):
     cosine_NN: Tensor
-    scalars_NN: Tensor  # how many each pair was compared on
+    scalars_NN: Tensor  # number of scalars that each pair was compared on
     shared: list[str]  # tensors that every pair was compared on
-    partial: list[str]  # tensors that only some clients have, or have in other shapes
+    partial: list[str]  # tensors that some clients lack or have in another shape
 
 
 def comparable(backbone: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of all convolutions and of the classifier; not the projection, not normalisation."""
+    """The parameters of all convolutions and of the classifier; not the projection, not normalisation.
+
+    Of a model of the user's own that has neither, those of its linear layers. Frozen ones are left out.
+    """
+    layers = dict(backbone.named_modules())
+    chosen = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Conv2d) or name == "classifier"}
+    linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear) and name != "projector"}
     return {
         f"{name}.{part}": tensor
-        for name, layer in backbone.named_modules()
-        if isinstance(layer, nn.Conv2d) or name == "classifier"
+        for name, layer in (chosen or linear).items()
         for part, tensor in layer.named_parameters(recurse=False)
+        if tensor.requires_grad
     }
 
 
 def probe_gradient(client: Client, probe: Shard) -> Payload:
     """The gradient of the mean cross-entropy of the mean logits over the whole probe set.
 
-    The model is frozen (BatchNorm with its running statistics), so batches are a matter of memory only. No loss of
-    the method, no TET: the supervised loss alone.
+    BatchNorm uses its running statistics, so the batch size has no effect on the result. Only the supervised loss is
+    used: no TET, no other loss of the method.
     """
     backbone = client.backbone.eval()
     parameters = comparable(backbone)
+    if not parameters:
+        return {}
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     count = 0
     for x, y in probe.test_batches(BATCH):
         loss = F.cross_entropy(backbone(client.place(x)).logits, y.to(client.device), reduction="sum")
-        for sum_, grad in zip(total.values(), torch.autograd.grad(loss, list(parameters.values())), strict=True):
+        # A layer that the logits do not depend on has a gradient of zeros.
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+        for sum_, grad in zip(total.values(), found, strict=True):
             sum_ += grad
         count += len(y)
     return clone({name: t / count for name, t in total.items()})
 
 
 def cosines(gradients: Sequence[Payload]) -> Cosines:
-    """<g_i, g_j> / (||g_i|| ||g_j|| + epsilon) over the tensors that a pair has in common: same name, same shape.
+    """<g_i, g_j> / (||g_i|| ||g_j|| + epsilon) over the tensors of a pair with the same name and shape.
 
-    NaN for a pair without any. ``gradients`` is asked for two at a time, so it may read them from files.
+    NaN for a pair without common tensors. At most two gradients are accessed at a time, so they may be loaded lazily.
     """
     n = len(gradients)
     cosine_NN = torch.full((n, n), torch.nan, dtype=torch.float64)
@@ -66,7 +76,7 @@ def cosines(gradients: Sequence[Payload]) -> Cosines:
         names |= h.keys()
         for i in range(j + 1):
             g = h if i == j else gradients[i]
-            # Sorted: a file gives its tensors back in any order, and float sums are not associative.
+            # Sorted, because files return tensors in any order and float addition is not associative.
             common = sorted(name for name, t in h.items() if name in g and g[name].shape == t.shape)
             if common:
                 cosine_NN[i, j] = cosine_NN[j, i] = _cosine([g[name] for name in common], [h[name] for name in common])

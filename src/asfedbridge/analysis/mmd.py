@@ -11,15 +11,15 @@ from torch import Tensor
 
 from asfedbridge.core import seeds
 
-FOURIER = 1024
-SEED = 42  # of the frequencies, whatever the run's
+FOURIER = 1024  # number of random Fourier features
+SEED = 42  # of the random frequencies, the same for all runs
 SUBSAMPLE = 512
 
 
 def median_bandwidth(features: Sequence[Tensor]) -> float:
-    """The median distance between pooled features: at most 512 of them, evenly spaced over all clients' rows.
+    """The median distance between at most 512 features, evenly spaced over the rows of all clients.
 
-    Where more than half of them coincide (networks that are silent), the median of the distances that are not zero.
+    If the median is zero (SNNs that do not fire), the median of the nonzero distances.
     """
     count = sum(map(len, features))
     chosen = torch.arange(min(SUBSAMPLE, count)) * count // min(SUBSAMPLE, count)
@@ -33,7 +33,7 @@ def median_bandwidth(features: Sequence[Tensor]) -> float:
     distances = torch.pdist(pooled)
     if (median := _median(distances)) > 0:
         return median
-    return _median(distances[distances > 0]) or 1.0  # features that are all the same: any bandwidth gives 0
+    return _median(distances[distances > 0]) or 1.0  # all features are equal: MMD is 0 for any bandwidth
 
 
 def mmd_squared(features: Sequence[Tensor], bandwidth: float) -> Tensor:

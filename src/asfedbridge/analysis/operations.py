@@ -1,6 +1,6 @@
-"""Operations of a network, counted on the meta device: shapes are computed, numbers are not.
+"""Operation counts of networks on the meta device, where only shapes are computed.
 
-Multiply-accumulates of each layer by the paper's equation, and forward and backward passes by torch's FLOP counter.
+Multiply-accumulates of single layers follow the paper's equation; whole passes are counted by torch's FLOP counter.
 """
 
 import math
@@ -19,28 +19,28 @@ from asfedbridge.models.layers import TYPES
 from asfedbridge.models.neuron import Spiking
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm)
-NORM_FLOPS = 2  # for each normalised value, a product and a sum; backward as often again for each of its two gradients
+NORM_FLOPS = 2  # per normalised value: a product and a sum; in the backward pass the same for each of two gradients
 
 
 class Layer(NamedTuple):
-    """A convolution or a linear layer under one example."""
+    """A convolution or linear layer, for one example."""
 
-    macs: int  # multiply-accumulates of one time step
-    steps: int  # how often it runs: T behind the first neuron of an SNN
+    macs: int  # multiply-accumulates per time step
+    steps: int  # number of executions: T after the first neuron of an SNN
     convolution: bool
     spiking: bool  # its inputs are spikes
 
 
 class Profile(NamedTuple):
-    """FLOPs of one batch, executed densely; the backward pass does not include the forward pass."""
+    """Dense FLOPs of one batch. ``backward`` does not include the forward pass."""
 
     forward: int
     backward: int
-    spiking: int  # part of both: the products of layers that read spikes, and the gradients of their weights
+    spiking: int  # FLOPs of products with spike inputs: in forward and, as weight gradients, in backward
 
 
 def macs_of(layer: nn.Module, out: Tensor) -> int:
-    """H W C_out C_in / g K_h K_w of a convolution, d_in d_out of a linear layer: for the first row of its output."""
+    """H W C_out C_in / g K_h K_w for a convolution, d_in d_out for a linear layer: one row of the output."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     if isinstance(layer, nn.Linear):
         return out[0].numel() * layer.in_features
@@ -52,7 +52,7 @@ Hook = Callable[[str, nn.Module, Tensor, Tensor], None]  # name, layer, its inpu
 
 @contextmanager
 def watch(network: nn.Module, kinds: tuple[type[nn.Module], ...], hook: Hook) -> Iterator[None]:
-    """Call ``hook`` for every layer of these kinds that runs inside."""
+    """Call ``hook`` for every layer of these types that runs inside the context."""
 
     def listen(name: str) -> Any:
         return lambda layer, inputs, out: hook(name, layer, inputs[0], out)
@@ -66,10 +66,10 @@ def watch(network: nn.Module, kinds: tuple[type[nn.Module], ...], hook: Hook) ->
 
 @contextmanager
 def follow_spikes(network: nn.Module) -> Iterator[Callable[[Tensor], bool]]:
-    """A test for tensors that arise inside: are they spikes, whatever values they hold?
+    """Yields a function that tells whether a tensor computed inside the context consists of spikes.
 
-    The structure of the network decides. Neurons emit spikes, a maximum over spikes is a spike, and so is a view of
-    spikes. The result of any other operation (a mean, a sum, a norm) is not, even if it happens to be all zero.
+    This depends on the network's structure, not on values. Outputs of neurons are spikes, and so are their views and
+    max-pooled spikes. The result of any other operation (mean, sum, normalisation) is not, even if it is all zero.
     """
 
     def is_spikes(x: Tensor) -> bool:
@@ -84,29 +84,29 @@ def follow_spikes(network: nn.Module) -> Iterator[Callable[[Tensor], bool]]:
 
 
 def _origin(x: Tensor) -> Tensor:
-    """The tensor that a view looks at."""
+    """The base tensor of a view."""
     return x if x._base is None else x._base
 
 
 def _neurons() -> tuple[type[nn.Module], ...]:
-    """Modules that emit spikes: ours, and SpikingJelly's where a model has imported them."""
+    """Module types that emit spikes: ours, and SpikingJelly's if it has been imported."""
     jelly = sys.modules.get("spikingjelly.activation_based.neuron")
     return (Spiking,) if jelly is None else (Spiking, jelly.BaseNode)
 
 
 def examples(network: nn.Module, task: Task, count: int) -> tuple[Tensor, ...]:
-    """Inputs of this network without values: images for a network, features for a head, two features for attention."""
+    """Meta inputs of a network: features for a head, two features for attention, images for other networks."""
     if isinstance(network, nn.Linear):
         return (torch.empty(count, network.in_features, device="meta"),)
     if isinstance(network, Attention):
         feature = torch.empty(count, task.feature_dim, device="meta")
-        return feature.clone().requires_grad_().clone(), feature  # the first comes out of the private model
+        return feature.clone().requires_grad_().clone(), feature  # the first is an output of the private model
     return (torch.empty(count, task.channels, task.image_size, task.image_size, device="meta"),)
 
 
 @torch.no_grad()
 def count_layers(network: nn.Module, task: Task) -> dict[str, Layer]:
-    """Every convolution and linear layer of a network on the meta device, in the order they run."""
+    """All convolutions and linear layers of a network on the meta device, in execution order."""
     found: dict[str, Layer] = {}
 
     def note(name: str, layer: nn.Module, x: Tensor, out: Tensor) -> None:
@@ -118,9 +118,9 @@ def count_layers(network: nn.Module, task: Task) -> dict[str, Layer]:
 
 
 def profile(network: nn.Module, task: Task, count: int) -> Profile:
-    """A real forward and backward pass of a network on the meta device, over ``count`` examples in training mode.
+    """Count a forward and backward pass of a network on the meta device, for ``count`` examples in training mode.
 
-    torch counts convolutions and matrix products; normalisation is added to them.
+    torch counts convolutions and matrix products; normalisation is added.
     """
     normalised = spiking = 0
 
@@ -144,7 +144,7 @@ def profile(network: nn.Module, task: Task, count: int) -> Profile:
 
 
 def make_counter() -> FlopCounterMode:
-    """torch's counter, but for the weight gradient of a grouped convolution, which it counts once for every group."""
+    """torch's FLOP counter, corrected for grouped convolutions: it counts their weight gradient once per group."""
     rules = {torch.ops.aten.convolution_backward: _convolution_backward}
     return FlopCounterMode(display=False, custom_mapping=rules)
 
@@ -152,6 +152,6 @@ def make_counter() -> FlopCounterMode:
 def _convolution_backward(
     grad_shape: Any, x_shape: Any, weight_shape: Any, *more: Any, out_shape: Any = None, **named: Any
 ) -> int:
-    """One product as large as the forward one for each gradient that is asked for, of the input and of the weight."""
+    """One product of the size of the forward one for each requested gradient (input, weight)."""
     *_, transposed, _, _, mask = more
     return int(sum(mask[:2])) * int(conv_flop_count(x_shape, weight_shape, grad_shape, transposed))

@@ -1,4 +1,4 @@
-"""Pairs of clients: means of a pairwise matrix over its blocks, and how a number over runs goes with accuracy."""
+"""Block means of pairwise matrices, and correlations with accuracy over runs."""
 
 import math
 from collections.abc import Sequence
@@ -9,37 +9,37 @@ from torch import Tensor
 from asfedbridge.core.task import ClientInfo
 
 CROSS = "cross"  # pairs of different kinds
-FEWEST = 3  # runs: any two lie on a line
-MAX_OF_A_KIND = 20  # clients: matrices are quadratic in them
+MIN_RUNS = 3  # for a correlation: two points always lie on a line
+MAX_CLIENTS_PER_KIND = 20  # matrices grow quadratically
 
 
 @dataclass(frozen=True)
 class Block:
-    mean: float | None  # None: no pair of it has a value
-    pairs: int  # that have one
+    mean: float | None  # None: no pair has a value
+    pairs: int  # number of pairs with a value
 
 
 @dataclass(frozen=True)
 class Correlation:
-    r: float | None  # None: too few runs, or one side does not vary
+    r: float | None  # None: too few runs, or one variable is constant
     n: int
 
 
 def choose_clients(clients: Sequence[ClientInfo]) -> list[ClientInfo]:
-    """The first ``MAX_OF_A_KIND`` clients of each kind; all clients of most fleets."""
+    """The first ``MAX_CLIENTS_PER_KIND`` clients of each kind."""
     kinds: dict[str, int] = {}
     chosen = []
     for client in clients:
         kinds[client.kind] = kinds.get(client.kind, 0) + 1
-        if kinds[client.kind] <= MAX_OF_A_KIND:
+        if kinds[client.kind] <= MAX_CLIENTS_PER_KIND:
             chosen.append(client)
     return chosen
 
 
 def block_means(matrix_NN: Tensor, kinds: Sequence[str]) -> dict[str, Block]:
-    """Means over unordered pairs of two clients: both of one kind (by its name), or of different kinds ("cross").
+    """Means over unordered pairs of clients: both of one kind (keyed by its name), or of different kinds ("cross").
 
-    A pair whose value is not finite has no value. A block without pairs is absent.
+    Non-finite values are ignored. A block without pairs is absent.
     """
     values: dict[str, list[float]] = {}
     for j, other in enumerate(kinds):
@@ -53,10 +53,10 @@ def block_means(matrix_NN: Tensor, kinds: Sequence[str]) -> dict[str, Block]:
 
 
 def correlate(values: Sequence[float | None], accuracies: Sequence[float | None]) -> Correlation:
-    """Pearson's r over the runs that have both numbers."""
+    """Pearson's r over the runs that have both values."""
     both = [(x, y) for x, y in zip(values, accuracies, strict=True) if x is not None and y is not None]
     n = len(both)
-    if n < FEWEST:
+    if n < MIN_RUNS:
         return Correlation(None, n)
     mean_x, mean_y = (math.fsum(side) / n for side in zip(*both, strict=True))
     xx = math.fsum((x - mean_x) ** 2 for x, _ in both)

@@ -1,4 +1,4 @@
-"""How firing rates are distributed: an SNN's stages and feature, and the Bridge's ports beside them."""
+"""Histograms of firing rates: stages and feature of an SNN, and the Bridge's ports."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from asfedbridge.core.pseudospike import quantise
 from asfedbridge.models.bridge import Bridge
 
 BATCH = 64
-NEAR = 1e-3  # of a step: rates are sums of floats
+TOLERANCE = 1e-3  # fraction of 1/T; rates have rounding errors
 
 
 class Histogram:
-    """Counts of the rates 0, 1/T, ..., 1, and of values that are none of them."""
+    """Counts of the rates 0, 1/T, ..., 1, and of all other values."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -23,21 +23,21 @@ class Histogram:
     def add(self, rates: Tensor) -> None:
         scaled = rates.detach().flatten() * self.steps
         level = scaled.round()
-        known = ((scaled - level).abs() < NEAR) & (level >= 0) & (level <= self.steps)
+        known = ((scaled - level).abs() < TOLERANCE) & (level >= 0) & (level <= self.steps)
         place = torch.where(known, level, self.steps + 1.0).long()
         self.counts += torch.bincount(place, minlength=self.steps + 2).cpu()
 
     def shares(self) -> list[float]:
-        """Of every rate, then of other values (a stage that does not speak in spikes has them); they add up to 1."""
+        """The fraction of each rate, then of other values (from stages that do not emit spikes). The sum is 1."""
         return (self.counts.double() / self.counts.sum()).tolist()
 
 
 @torch.inference_mode()
 def rate_histograms(client: Client, bridge: Bridge | None) -> dict[str, dict[str, list[float]]]:
-    """Over all examples of the client's own test shard and all coordinates, by place: stage 1, 2, ..., output.
+    """Histograms over all test examples of the client and all coordinates, for "stage 1", "stage 2", ..., "output".
 
-    ``snn``: rates over the T steps; the output is the feature. ``bridge``: the ports' rates as injection quantises
-    them; the output is the bottleneck.
+    ``snn``: rates over the T steps; the output is the feature. ``bridge``: rates of the ports, quantised as in
+    injection; the output is the bottleneck.
     """
     steps = client.info.T
     found: dict[str, dict[str, Histogram]] = {who: {} for who in ("bridge", "snn") if bridge or who == "snn"}
@@ -48,7 +48,7 @@ def rate_histograms(client: Client, bridge: Bridge | None) -> dict[str, dict[str
     def watch(place: str) -> Any:
         return lambda stage, inputs, out: add("snn", place, out.unflatten(0, (steps, -1)).mean(dim=0))
 
-    stages = getattr(client.backbone, "stages", nn.ModuleList())  # a model of somebody else may have none
+    stages = getattr(client.backbone, "stages", nn.ModuleList())  # user-defined models may have none
     hooks = [s.register_forward_hook(watch(f"stage {number}")) for number, s in enumerate(stages, start=1)]
     for module in client.modules.values():
         module.eval()

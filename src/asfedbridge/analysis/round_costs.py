@@ -1,4 +1,4 @@
-"""What a round costs under each method: payloads, and local training by the passes it declares."""
+"""Costs of a round under each method: payloads, and local training computed from the declared passes."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,11 +16,11 @@ from asfedbridge.core.task import ClientInfo, Task, first_of_each
 from asfedbridge.data.loader import Shard
 from asfedbridge.models.zoo import outline_backbone
 
-UNKNOWN = Operations(sops=None, sops_by_rate=None)
+NOT_MEASURED = Operations(sops=None, sops_by_rate=None)
 
 
 def payload_cost(task: Task, method: Method, clients: Sequence[ClientInfo]) -> dict[str, float]:
-    """Largest payloads of a round in MB: means over clients, and what passes the server."""
+    """Maximum payloads of a round in MB: means over clients, and the server's total traffic."""
     ups = [method.largest_upload(task, c) / MB for c in clients]
     downs = [method.largest_download(task, c) / MB for c in clients]
     counted = [method.table_upload(task, c) / MB for c in clients]
@@ -31,12 +31,12 @@ def payload_cost(task: Task, method: Method, clients: Sequence[ClientInfo]) -> d
 def training_cost(
     task: Task, method: Method, clients: Sequence[ClientInfo], measured: Measured | None = None
 ) -> dict[str, dict[str, float | None]]:
-    """By kind of client, for one example and round: GFLOPs; of an SNN client those beside its backbone.
+    """Training costs per example and round, by kind of client: GFLOPs, for an SNN client without its backbone.
 
-    An SNN's backbone has keys of its own. Of a layer that reads spikes, two of the three products are driven by them
-    and count as SOPs: the forward product, and the gradient of the weight, which adds up output gradients wherever an
-    input fired. Both take one accumulation for each pair of a spike and an output it reaches. The gradient of the
-    input is a dense product of real numbers: with all other dense operations of the backbone it is ``dense_gflops``.
+    The backbone of an SNN has its own keys. In a layer with spike inputs, two of the three products are driven by
+    spikes and counted as SOPs: the forward product and the weight gradient, which accumulates output gradients wherever
+    an input fired. Both need one accumulation per pair of a spike and an output it reaches. The input gradient is a
+    dense product. It is part of ``dense_gflops``, with all other dense operations of the backbone.
     """
     once = {c.shape: _round_cost(task, method, c, measured or {}) for c in first_of_each(clients)}
     means: dict[str, dict[str, float | None]] = {}
@@ -54,8 +54,8 @@ def _round_cost(task: Task, method: Method, info: ClientInfo, measured: Measured
         batch = _profile(find_network(client, name), task)
         executed = (forward * batch.forward + backward * batch.backward) / task.batch_size
         if name == "backbone" and info.kind == "snn":
-            driven = forward + backward  # passes over the spikes of an example
-            known = measured.get(info.shape, UNKNOWN)
+            driven = forward + backward  # passes with spike-driven products
+            known = measured.get(info.shape, NOT_MEASURED)
             cost = {
                 "gsops": _billions(known.sops, driven),
                 "gsops_by_rate": _billions(known.sops_by_rate, driven),
@@ -71,7 +71,7 @@ def _billions(operations: float | None, times: int) -> float | None:
 
 
 def refusal(task: Task, method: Method, clients: Sequence[ClientInfo]) -> str | None:
-    """Why this method cannot run this fleet, if it cannot."""
+    """The reason why this method cannot run this fleet; None if it can."""
     try:
         method.check(task, clients)
     except BadInput as error:
@@ -80,7 +80,7 @@ def refusal(task: Task, method: Method, clients: Sequence[ClientInfo]) -> str | 
 
 
 def outline_client(method: Method, task: Task, info: ClientInfo) -> Client:
-    """All networks of a client on the meta device; of a low-bit client, those of its ANN twin, as its layers run."""
+    """A client with all its networks on the meta device; for a low-bit client, those of its ANN twin."""
     whole = full_precision(info)
     none = torch.empty(0, task.channels, task.image_size, task.image_size, dtype=torch.uint8)
     labels = torch.empty(0, dtype=torch.int64)
@@ -92,7 +92,7 @@ def outline_client(method: Method, task: Task, info: ClientInfo) -> Client:
 
 
 def find_network(client: Client, name: str) -> nn.Module:
-    """A module of a client, or by its dotted name a part of one."""
+    """A module of a client, or a submodule given by its dotted name."""
     module, _, part = name.partition(".")
     return client.modules[module].get_submodule(part)
 

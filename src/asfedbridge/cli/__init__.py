@@ -1,21 +1,26 @@
 """The command line. Only what a command needs is imported, when it runs: help must not wait for torch."""
 
 import argparse
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Sequence
 
 from asfedbridge.cli import commands
-from asfedbridge.cli.commands import BAD_USAGE, FAILED, INTERRUPTED, resolve
+from asfedbridge.cli.arguments import resolve
 from asfedbridge.cli.parser import build_parser
+from asfedbridge.cli.terminal import BAD_USAGE, FAILED, INTERRUPTED
 from asfedbridge.core import (
     BadInput,
     CallbackFailed,
     Diverged,
+    GuardError,
     TooFewClients,
     WorkerLost,
     load_entry_points,
     load_plugin,
+    one_line,
 )
 
 __all__ = ["build_parser", "main", "resolve"]
@@ -23,43 +28,70 @@ __all__ = ["build_parser", "main", "resolve"]
 # Arguments of the library's functions, as its messages name them, and the options of the command line.
 OPTIONS = (
     (re.compile(r"\bresume=True\b"), "--resume"),
-    (re.compile(r"\b(out|workers|engine)="), r"--\1 "),
+    (re.compile(r"\bcheckpoint=True\b"), "--checkpoint"),
+    (re.compile(r"\btrust=True\b"), "--trust"),
+    (re.compile(r"\bclient="), "--client "),
+    (re.compile(r"\bdata=SOURCE\b"), "--data SOURCE"),
+    (re.compile(r"\b(out|workers|engine|format|callback|seeds)="), r"--\1 "),
+    (re.compile(r"\bdata_root\b"), "--data-root"),
+    (re.compile(r"\bfrom_round="), "--from-round "),
+    (re.compile(r"\bfrom_round\b"), "--from-round"),
     (re.compile(r"\banother out\b"), "another --out"),
     (re.compile(r"; the run was made with the plugin (.*); load it with load_plugin"), r"; add --import \1"),
+    (re.compile(r"\bload that file with load_plugin"), "add --import FILE"),
+    (
+        re.compile(r"\bgive what makes it, models=.*, or load the file that registers it with load_plugin"),
+        "add --import FILE, the file that registers it",
+    ),
     (re.compile(r"^import (?=.*\.py: |.*: there is no such)"), "--import "),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
+        code = perform(argv)
+        sys.stdout.flush()  # here, where a reader that is gone can be dealt with
+        return code
+    except BrokenPipeError:  # of `... | head`: nobody wants the rest
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def perform(argv: Sequence[str] | None) -> int:
+    """Run the command; its exit code. Failures that are nobody's bug are told in one line."""
+    try:
         args = parse(argv)
         args.words = sys.argv[1:] if argv is None else list(argv)
         for problem in load_entry_points():
-            print(f"asfedbridge: {problem}", file=sys.stderr)
+            say(problem)
         for file in getattr(args, "files", ()):
             load_plugin(file)
         return int(getattr(commands, f"command_{args.command}")(args))
     except BadInput as error:
-        print("asfedbridge:", *name_options(error).splitlines(), file=sys.stderr)
+        say(name_options(error))
         return BAD_USAGE
     except Diverged as error:
-        print(f"asfedbridge: {error}; rounds before this one are kept", file=sys.stderr)
+        say(f"{error}; rounds before this one are kept")
         return FAILED
-    except (WorkerLost, TooFewClients, CallbackFailed) as error:
-        print(f"asfedbridge: {name_options(error)}", file=sys.stderr)
+    except (WorkerLost, TooFewClients, CallbackFailed, GuardError) as error:
+        say(name_options(error))
         return FAILED
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return FAILED
+
+
+def say(message: str) -> None:
+    """One line on stderr."""
+    print(f"asfedbridge: {one_line(message)}", file=sys.stderr)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of a command. Its RECIPE and KEY=VALUE words may stand anywhere between the options."""
     parser = build_parser()
-    args, rest = parser.parse_known_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args, rest = parser.parse_known_args(words or ["--help"])
     wrong = [word for word in rest if word.startswith("-") or not hasattr(args, "what")]
     if wrong:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""Words, formulas and rules: torch and numpy only, no files."""
+"""Types, formulas and checks for all packages. Needs torch and numpy; only reading.py and plugins.py read files."""
 
 import lazy_loader
 

@@ -15,14 +15,14 @@ Predictor = Callable[[Tensor], Tensor]  # a batch of images -> logits_BC
 
 
 class Answers(NamedTuple):
-    """Logits of a predictor on a set of images, and their labels."""
+    """A predictor's logits for a set of images, and the labels."""
 
     logits: Tensor
     labels: Tensor
 
 
 class Shard(Protocol):
-    """One client's data, as far as a method needs it."""
+    """The interface to one client's data that methods use."""
 
     @property
     def train_size(self) -> int: ...
@@ -32,7 +32,7 @@ class Shard(Protocol):
     def train_batches_plain(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
     def hold_out(self, share: float, generator: torch.Generator) -> "tuple[Shard, Shard]":
-        """Split the training examples at random: a shard without that ``share``, and one that tests on it alone."""
+        """Split off a random ``share`` of the training examples: the remaining shard, and one that tests on them."""
         ...
 
 
@@ -40,9 +40,9 @@ Watch = Callable[[str, int, int, dict[str, float]], None]  # stage, epoch, epoch
 
 
 class Client:
-    """The private side: models, momentum, what rounding of uploads left over, and data.
+    """The private side: models, optimiser state, compression residual and data.
 
-    ``state_dict()`` is all that survives between rounds.
+    Only ``state_dict()`` persists between rounds.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Client:
         self.info = info
         self.task = task
         self.shard = shard
-        self.held_out: Shard | None = None  # own training images that do not train
+        self.held_out: Shard | None = None  # training images excluded from training
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
-        # By module: one buffer per trainable tensor, once it has trained. AdamW's first moments, with its second
-        # moments and step counts beside them. These count only where there is a first: to delete it is a fresh start.
+        # By module, for tensors that have been trained: SGD momentum or AdamW's first moments. AdamW's second moments
+        # and step counts are ignored without a first moment, so deleting an entry of ``momentum`` resets the optimiser.
         self.momentum: dict[str, Payload] = {}
         self.second_moment: dict[str, Payload] = {}
         self.steps: dict[str, Payload] = {}
-        self.residual: Payload = {}  # what compression took from uploads so far: added to the next one
+        self.residual: Payload = {}  # rounding error of compressed uploads: added to the next upload
         self.watch: Watch | None = None
-        self.evaluated: dict[str, tuple[int, Answers]] = {}  # the engine's cache, not part of the state
+        self.evaluated: dict[str, tuple[int, Answers]] = {}  # a cache of the engine, not part of the state
         self._layers: dict[str, list[nn.Module]] = {}
         self.add("backbone", backbone)
 
@@ -74,7 +74,7 @@ class Client:
         self._layers.pop(name, None)
 
     def layers(self, name: str) -> list[nn.Module]:
-        """A module and all in it; remembered, because to walk a deep network takes longer than to look at a few."""
+        """A module and all its submodules, cached because walking a deep network is slow."""
         if name not in self._layers:
             self._layers[name] = list(self.modules[name].modules())
         return self._layers[name]
@@ -83,30 +83,30 @@ class Client:
         return seeds.generator(self.task.seed, "client", self.info.id, "round", rnd.index, stage)
 
     def hold_out(self, share: float) -> None:
-        """Keep a share of the training images from training, the same ones whenever the client is built."""
+        """Exclude a share of the images from training. The choice depends only on the run's seed and the client id."""
         generator = seeds.generator(self.task.seed, "client", self.info.id, "held out")
         self.shard, self.held_out = self.shard.hold_out(share, generator)
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One shuffled, augmented epoch in the batches of the task."""
+        """One shuffled, augmented epoch on the client's device."""
         for x, y in self.shard.batches(self.task.batch_size, generator, self.task.short_batch):
             yield self.place(x), y.to(self.device)
 
     def place(self, x_BCHW: Tensor) -> Tensor:
-        """Where and how the models want their input."""
+        """Move a batch to the client's device, in the channels-last format of the models."""
         return x_BCHW.to(self.device).contiguous(memory_format=torch.channels_last)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Inside, forward passes and losses have the task's precision. Weights, gradients and payloads are float32."""
+        """Forward passes and losses inside use the task's precision. Weights, gradients and payloads stay float32."""
         dtype = HALF.get(self.task.precision)
         if dtype is None:
             return nullcontext()
-        # In older versions of torch the cache hands weights that were cast without gradients, for a teacher's pass, to
+        # In older versions of torch, weights that a teacher's pass cast without gradients are reused from the cache in
         # passes that need gradients (pytorch#158232).
         return torch.autocast(self.device.type, dtype, cache_enabled=False)
 
     def state_dict(self) -> Payload:
-        """Everything private, flat, as copies on the CPU."""
+        """The whole private state as a flat dictionary of copies on the CPU."""
         state: Payload = {}
         for name, module in self.modules.items():
             state |= {f"module/{name}/{key}": t for key, t in module.state_dict().items()}
@@ -127,7 +127,7 @@ class Client:
             elif part == "residual":
                 self.residual[rest] = tensor.clone()
             elif part == "steps":
-                self.steps.setdefault(name, {})[rest] = tensor.clone()  # torch wants them on the CPU
+                self.steps.setdefault(name, {})[rest] = tensor.clone()  # torch requires step counts on the CPU
             else:
                 buffers = self.second_moment if part == "second_moment" else self.momentum
                 buffers.setdefault(name, {})[rest] = tensor.to(self.device, copy=True)

@@ -1,6 +1,6 @@
-"""Every loss of the paper, once. Logits carry their shape: T steps, B examples, C classes.
+"""All losses of the paper. Suffixes give shapes: T steps, B examples, C classes.
 
-An ANN is the case T = 1; a mean over T is taken only where a formula says so. Logits of half precision are read as
+An ANN has T = 1. Means over T are taken only where the formula has them. Half-precision logits are converted to
 float32.
 """
 
@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TET_REFERENCE = 1.0  # V_tet: the constant of Deng et al. (ICLR 2022), equal to the firing threshold there
+TET_REFERENCE = 1.0  # V_tet of Deng et al. (ICLR 2022), there equal to the firing threshold
 
 
 def widen(x: Tensor) -> Tensor:
-    """Half precision as float32; other tensors as they are."""
+    """Convert half precision to float32; return other tensors unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -23,7 +23,7 @@ def cross_entropy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
 
 
 def tet(logits_TBC: Tensor, y_B: Tensor, weight: float, reference: float = TET_REFERENCE) -> Tensor:
-    """Temporal efficient training: every step is supervised on its own, and held near ``reference``.
+    """Temporal efficient training: every time step is supervised and regularised towards ``reference``.
 
     (1/T) sum_t [(1 - weight) CE(Z^t, y) + weight MSE(Z^t, reference)], Deng et al., ICLR 2022.
     """
@@ -35,7 +35,7 @@ def tet(logits_TBC: Tensor, y_B: Tensor, weight: float, reference: float = TET_R
 def distillation(student_BC: Tensor, teacher_BC: Tensor, temperature: float, chosen_B: Tensor | None = None) -> Tensor:
     """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)): sum over classes, mean over the batch.
 
-    No gradient reaches the teacher. Examples that are not ``chosen_B`` count as zero in the mean.
+    No gradient reaches the teacher. Examples outside ``chosen_B`` contribute zero to the mean.
     """
     student = F.log_softmax(widen(student_BC) / temperature, dim=1)
     teacher = F.log_softmax(widen(teacher_BC.detach()) / temperature, dim=1)
@@ -48,12 +48,12 @@ def distillation(student_BC: Tensor, teacher_BC: Tensor, temperature: float, cho
 def smooth_with_noise(logits_BC: Tensor, strength: float, noise_BC: Tensor) -> Tensor:
     """Centred noise-smoothed logits (NLD, Liu et al., AAAI 2026): Z + strength * sg(std over classes) * noise.
 
-    ``noise_BC`` is standard normal and fresh for every batch; the deviation is the unbiased one.
+    ``noise_BC`` is standard normal, drawn anew for every batch. The standard deviation is the unbiased estimate.
     """
     scale_B1 = logits_BC.detach().std(dim=1, keepdim=True)
     return logits_BC + strength * scale_B1 * noise_BC
 
 
 def squared_distance(tensors: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
-    """||w - w_anchor||^2 summed over all tensors; the caller brings the factor (FedProx has mu / 2)."""
+    """||w - w_anchor||^2 summed over all tensors, without a factor (FedProx multiplies by mu / 2)."""
     return torch.stack([(w - anchor).square().sum() for w, anchor in zip(tensors, anchors, strict=True)]).sum()

@@ -1,19 +1,17 @@
-"""Payloads: named tensors, flat, detached, on the CPU. The only thing that crosses the boundary of a client."""
+"""Payloads: flat dictionaries of detached CPU tensors. Nothing else crosses the boundary of a client."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.errors import Diverged
+from asfedbridge.core.errors import Diverged, GuardError
 
 Payload = dict[str, Tensor]
-Shapes = dict[str, tuple[int, ...]]  # what a method declares it will send; every payload is float32
+Shapes = dict[str, tuple[int, ...]]  # declared names and shapes; every payload is float32
 MB = 2**20
-
-
-class GuardError(RuntimeError):
-    """A payload is not what the method declared: a programming error or an attack, never a user's typo."""
+RUNNING_VARIANCE = "running_var"  # torch's name for BatchNorm's buffer
 
 
 def _shared(module: nn.Module, buffers: bool) -> dict[str, Tensor]:
@@ -24,18 +22,18 @@ def _shared(module: nn.Module, buffers: bool) -> dict[str, Tensor]:
 
 
 def select(module: nn.Module, buffers: bool = False) -> Payload:
-    """Copies of a module's trainable tensors, and of its floating-point buffers when asked (BN statistics)."""
+    """Copies of a module's parameters and, with ``buffers``, of its floating-point buffers (BatchNorm statistics)."""
     return clone(_shared(module, buffers))
 
 
 def shapes(module: nn.Module, buffers: bool = False) -> Shapes:
-    """The shapes ``select`` would give; works on a module without memory (device "meta")."""
+    """The shapes of what ``select`` returns; also works on the meta device."""
     return {name: tuple(t.shape) for name, t in _shared(module, buffers).items()}
 
 
 @torch.no_grad()
 def load(module: nn.Module, payload: Payload) -> None:
-    """Copy a payload into the module's tensors of the same names; a name or shape that does not fit raises."""
+    """Copy a payload into the module's tensors of the same names. Raises GuardError if a name or shape does not fit."""
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, tensor in payload.items():
         if name not in own:
@@ -46,12 +44,12 @@ def load(module: nn.Module, payload: Payload) -> None:
 
 
 def clone(tensors: Mapping[str, Tensor]) -> Payload:
-    """Copies on the CPU, each laid out plainly: memory format must not follow a tensor over the boundary."""
+    """Contiguous copies on the CPU: a payload must not depend on the memory format of its tensors."""
     return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
 def weighted_mean(payloads: Sequence[Payload], weights: Sequence[float]) -> Payload:
-    """sum_i w_i / sum(w) * payload_i, added up in the order given: float sums are not associative."""
+    """sum_i w_i / sum(w) * payload_i, added in the given order because float addition is not associative."""
     total = float(sum(weights))
     mean = {name: t * (weights[0] / total) for name, t in payloads[0].items()}
     for payload, weight in zip(payloads[1:], weights[1:], strict=True):
@@ -65,13 +63,13 @@ def size_in_bytes(payload: Payload) -> int:
 
 
 def check(payload: Payload, declared: Mapping[str, tuple[int, ...]], what: str, partial: bool = False) -> None:
-    """Let a payload pass only if it is exactly what was declared, or, if ``partial``, some of it.
+    """Raise unless a payload has exactly the declared tensors or, if ``partial``, a subset of them.
 
-    ``what`` says whose it is, for the message.
+    ``what`` names the payload in messages.
     """
     for name, tensor in payload.items():
         if name not in declared:
-            raise GuardError(f"{what}: tensor '{name}' is private, it was not declared and must not leave")
+            raise GuardError(f"{what}: tensor '{name}' is private: the method did not declare it")
         if tuple(tensor.shape) != tuple(declared[name]):
             raise GuardError(f"{what}: '{name}' has shape {tuple(tensor.shape)}, declared {tuple(declared[name])}")
         if tensor.dtype != torch.float32:
@@ -83,3 +81,11 @@ def check(payload: Payload, declared: Mapping[str, tuple[int, ...]], what: str, 
     missing = declared.keys() - payload.keys()
     if missing and not partial:
         raise GuardError(f"{what}: declared tensor '{min(missing)}' is missing")
+
+
+def check_range(payload: Payload, ending: str, least: float = -math.inf, most: float = math.inf) -> None:
+    """Raise GuardError if a tensor whose name ends with ``ending`` has values out of range."""
+    for name, tensor in payload.items():
+        if name.endswith(ending) and ((tensor < least) | (tensor > most)).any():
+            low, high = tensor.min().item(), tensor.max().item()
+            raise GuardError(f"'{name}' has values from {low:.3g} to {high:.3g}; expected {least:g} to {most:g}")

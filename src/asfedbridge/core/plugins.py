@@ -1,35 +1,35 @@
-"""Plugins: code of the user's own that registers methods, models, data sets or callbacks when it is imported.
+"""Plugins: user code that registers methods, models, data sets or callbacks on import.
 
-It comes from a Python file (``--import FILE.py``, ``load_plugin``) or from an installed package with an entry point in
-the group ``asfedbridge.plugins`` (``load_entry_points``). Every process of a run loads the same plugins before it
-looks anything up.
+A plugin is a Python file (``--import FILE.py``, ``load_plugin``) or an installed package with an entry point in the
+group ``asfedbridge.plugins`` (``load_entry_points``). Every process of a run loads the same plugins before it uses a
+registry.
 """
 
 import hashlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, describe_error
+from asfedbridge.core.reading import is_there
 
 GROUP = "asfedbridge.plugins"
-FILES: list[str] = []  # loaded by load_plugin, in order, as absolute paths
-PACKAGES: dict[str, str] = {}  # loaded by load_entry_points: the version of each package
-_problems: list[str] | None = None  # what load_entry_points returned; None: not called yet
+FILES: list[str] = []  # absolute paths of the files loaded by load_plugin, in order
+PACKAGES: dict[str, str] = {}  # versions of the packages loaded by load_entry_points
+_problems: list[str] | None = None  # the result of load_entry_points; None: not called yet
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a Python file once; files beside it can be imported from it.
+    """Execute a Python file once. It can import files in its folder.
 
-    The module's name depends on the file's path alone, so that objects of its classes can be sent to any process that
-    has loaded the same file.
+    The module name depends only on the path, so objects of its classes can be sent to any process that has loaded the
+    same file.
     """
     full = Path(path).resolve()
     if str(full) in FILES:
         return
-    if full.suffix != ".py" or not full.is_file():
+    if full.suffix != ".py" or not is_there(full) or not full.is_file():
         raise BadInput(f"import {path}: there is no such Python file")
     if str(full.parent) not in sys.path:
         sys.path.append(str(full.parent))
@@ -42,18 +42,18 @@ def load_plugin(path: str | Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise BadInput(f"import {path}: {_describe(error, full)}") from error
+        raise BadInput(f"import {path}: {describe_error(error, str(full))}") from error
     FILES.append(str(full))
 
 
 def load_entry_points() -> list[str]:
-    """Import the plugins of all installed packages, on the first call only; return one line for each that failed.
+    """Import the plugins of all installed packages on the first call; return one line for each that failed.
 
-    A plugin that cannot be imported does not stop the others, or a run that does not need it.
+    A failed import does not affect other plugins or runs that do not need it.
     """
     global _problems
     if _problems is None:
-        from importlib import metadata  # takes longer than all else that `asfedbridge --help` imports
+        from importlib import metadata  # slower than all other imports of `asfedbridge --help`
 
         _problems = []
         for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
@@ -63,7 +63,7 @@ def load_entry_points() -> list[str]:
             except Exception as error:
                 _problems.append(
                     f"package {package}: its plugin '{entry.name}' ({entry.value}) was not loaded "
-                    f"({_describe(error)}); repair or uninstall the package"
+                    f"({describe_error(error)}); repair or uninstall the package"
                 )
             else:
                 PACKAGES[package] = entry.dist.version if entry.dist else ""
@@ -71,14 +71,7 @@ def load_entry_points() -> list[str]:
 
 
 def load_all(files: Iterable[str]) -> None:
-    """What a process that takes part in a run does first: load what the process that started it had loaded."""
+    """Load the plugins of the parent process. Every process of a run calls this first."""
     load_entry_points()
     for file in files:
         load_plugin(file)
-
-
-def _describe(error: Exception, file: Path | None = None) -> str:
-    """One line: the exception, and where in ``file`` it came from."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if file and f.filename == str(file)]
-    where = f"line {lines[-1]}: " if lines else ""
-    return where + " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,4 +1,4 @@
-"""Gaussian noise that hides one client in a mean of bounded updates (McMahan et al., ICLR 2018)."""
+"""Gaussian noise for differentially private means of clipped updates (McMahan et al., ICLR 2018)."""
 
 import math
 import os
@@ -13,22 +13,22 @@ from asfedbridge.core import seeds
 from asfedbridge.core.payload import Payload
 
 Source = Literal["system", "seed"]
-Normal = Callable[[Iterable[int]], Tensor]  # draws from N(0, 1), of a shape
+Normal = Callable[[Iterable[int]], Tensor]  # shape -> samples of N(0, 1)
 
 
 class Mechanism(NamedTuple):
-    """How a server hides each client in what it sends: Gaussian noise on the sum of bounded updates."""
+    """Settings of differential privacy: Gaussian noise on the sum of clipped updates."""
 
-    noise: float  # its deviation, in units of clip_update
-    clip_update: float  # largest L2 norm of a client's update
+    noise: float  # standard deviation in units of clip_update
+    clip_update: float  # maximum L2 norm of a client's update
     source: Source
-    delta: float  # of the epsilon that the summary tells
+    delta: float  # for the epsilon in the summary
 
 
 def system_normal(shape: Iterable[int]) -> Tensor:
-    """Straight from the operating system's generator, by Box and Muller.
+    """Noise from the operating system's random generator, by the Box-Muller transform.
 
-    Nothing seeds it and nothing can repeat it. (A torch generator would do with 32 bits of whatever seeds it.)
+    It has no seed and cannot be reproduced. (A torch generator uses only 32 bits of its seed.)
     """
     shape = tuple(shape)
     count = math.prod(shape)
@@ -41,11 +41,11 @@ def system_normal(shape: Iterable[int]) -> Tensor:
 
 
 def seeded_normal(run_seed: int, *place: int | str) -> Normal:
-    """Repeatable: whoever knows the run's seed can take this noise away again."""
+    """Reproducible noise. Anyone who knows the run's seed can subtract it."""
     generator = seeds.generator(run_seed, "privacy", *place)
     return lambda shape: torch.randn(tuple(shape), generator=generator)
 
 
 def add_noise(mean: Payload, deviation: float, normal: Normal) -> Payload:
-    """Every coordinate with noise of its own, in the order of names."""
+    """Add independent noise to every coordinate, drawn in sorted order of names."""
     return {name: mean[name] + deviation * normal(mean[name].shape) for name in sorted(mean)}

@@ -1,4 +1,4 @@
-"""The pseudo-spike interface: continuous activations read as firing rates."""
+"""The pseudo-spike interface: continuous activations interpreted as firing rates."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ def rate(activation: Tensor, scale_C: Tensor) -> Tensor:
 
 
 def quantise(rate: Tensor, steps: int) -> Tensor:
-    """Q_T: the nearest of {0, 1/T, ..., 1} going forward, the identity going backward (straight-through)."""
+    """Q_T: rounds to the nearest of {0, 1/T, ..., 1}; the gradient is the identity (straight-through)."""
     return rate + ((rate * steps).round() / steps - rate).detach()
 
 
 def rate_loss(bridge_rate_BD: Tensor, snn_rate_BD: Tensor) -> Tensor:
-    """Mean squared difference over examples and coordinates; the SNN's rates are a fixed target."""
+    """Mean squared difference over examples and coordinates. No gradient reaches the SNN's rates."""
     return (bridge_rate_BD - snn_rate_BD.detach()).square().mean()
 
 
@@ -31,14 +31,14 @@ def pspr(
 ) -> Tensor:
     """Pseudo-spike polarisation regularisation of rates *before* quantisation.
 
-    Per channel, mean mu and deviation sigma over batch and space; the mean over channels of
-    (|mu - V_th| - k_d sigma)_+^2 + lambda_var (sigma_min - sigma)_+^2; then the mean over ports.
+    For each channel, mu and sigma are mean and standard deviation over batch and space. The loss of a port is the mean
+    over channels of (|mu - V_th| - k_d sigma)_+^2 + lambda_var (sigma_min - sigma)_+^2. Returns the mean over ports.
     """
     ports = []
     for r in rates:
         over = [d for d in range(r.dim()) if d != 1]
         mean_C = r.mean(dim=over)
-        # The gradient of a square root is infinite at zero: a constant channel would turn the Bridge into NaN.
+        # The gradient of a square root is infinite at zero: without 1e-12 a constant channel would give NaN.
         deviation_C = ((r - mean_C.view(1, -1, *[1] * (r.dim() - 2))).square().mean(dim=over) + 1e-12).sqrt()
         centring = ((mean_C - threshold).abs() - spread * deviation_C).relu().square()
         widening = (minimum_deviation - deviation_C).relu().square()

@@ -1,7 +1,7 @@
-"""Linear layers taught by what other layers answer to noise, without data.
+"""Data-free training of linear layers on the responses of other layers to noise.
 
-A layer is {"weight": [outputs, ...], "bias": [outputs]}, the bias where there is one; a convolution is a linear map of
-the patches of its input, and a grouped one shows all its groups the same noise.
+A layer is {"weight": [outputs, ...], "bias": [outputs]}; the bias is optional. A convolution is treated as a linear map
+of input patches. All groups of a grouped convolution receive the same noise.
 """
 
 import math
@@ -15,7 +15,7 @@ from asfedbridge.core.payload import Payload
 
 
 def noise_rows(weight: Tensor, batch: int, positions: int, generator: torch.Generator) -> Tensor:
-    """Inputs of a layer, one per row: N(0, 1) images just large enough for ``positions`` outputs along each side."""
+    """Noise inputs of a layer, one per row: patches of N(0, 1) images with ``positions`` outputs along each side."""
     kernel = weight.shape[2:]
     images = torch.randn(batch, weight.shape[1], *(k + positions - 1 for k in kernel), generator=generator)
     if not kernel:
@@ -24,21 +24,22 @@ def noise_rows(weight: Tensor, batch: int, positions: int, generator: torch.Gene
 
 
 def largest_rate(shape: tuple[int, ...], rows: int, per_output: bool) -> float:
-    """The rate from which ``align`` drives a weight of this shape away, in the mean square, instead of nearer.
+    """The learning rate at which ``align`` starts to diverge, in the mean square, for a weight of this shape.
 
-    With S = x'x / rows of n white inputs, a step leaves I - 2 lr S, and E[S^2] = (1 + (n + 1) / rows) I.
+    With S = x'x / rows for n white inputs, a step multiplies the error by I - 2 lr S, and
+    E[S^2] = (1 + (n + 1) / rows) I.
     """
     outputs, *inputs = shape
     return (outputs if per_output else 1) / (1 + (math.prod(inputs) + 1) / rows)
 
 
 def align(layer: Payload, teacher: Payload, rows: Iterable[Tensor], lr: float, per_output: bool) -> Payload:
-    """SGD on ||teacher(x) - layer(x)||^2, one step for each batch of ``rows``: mean over rows, sum over outputs.
+    """SGD on ||teacher(x) - layer(x)||^2, one step per batch of ``rows``: mean over rows, sum over outputs.
 
-    ``per_output`` takes the mean over outputs instead. The mean of this loss over several teachers has the gradient of
-    their mean as one teacher, so that is what ``teacher`` should be.
+    With ``per_output`` the loss is the mean over outputs. For several teachers pass their mean: the averaged loss has
+    the same gradient.
     """
-    weight = (layer["weight"] - teacher["weight"]).flatten(1)  # what still differs; the response is linear in it
+    weight = (layer["weight"] - teacher["weight"]).flatten(1)  # the remaining difference; the response is linear in it
     bias = layer["bias"] - teacher["bias"] if "bias" in layer else None
     for x in rows:
         step = 2 * lr / len(x) / (len(weight) if per_output else 1)

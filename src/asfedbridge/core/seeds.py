@@ -1,7 +1,6 @@
-"""Where all randomness comes from: a seed is a function of the run, the client, the round and the stage.
+"""The only source of randomness: every seed is a function of the run, the client, the round and the stage.
 
-Nothing draws from a global generator, so the order of execution, the number of workers and a resume in the
-middle change nothing.
+No code uses a global generator, so results do not depend on the order of execution, the number of workers or a resume.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import torch
 
 def seed(run: int, *place: int | str) -> int:
     """A 63-bit seed for one place in the run, e.g. ``seed(42, "client", 3, "round", 7, "noise")``."""
-    text = json.dumps([run, *place])  # tells 1 from "1", and where a part ends
+    text = json.dumps([run, *place])  # distinguishes 1 from "1", and ("ab", "c") from ("a", "bc")
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

@@ -1,4 +1,4 @@
-"""The local epoch loop, once for every method and every model."""
+"""The local training loop of all methods and models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,20 +13,20 @@ from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import Output, Round
 
-SECOND_MOMENT_DECAY = 0.999  # of AdamW
-Terms = dict[str, Tensor]  # weighted terms of a loss by name; their sum is minimised
+SECOND_MOMENT_DECAY = 0.999  # AdamW's second beta
+Terms = dict[str, Tensor]  # weighted loss terms by name; their sum is minimised
 
 
 class Bounded(nn.Module, ABC):
-    """A layer whose own tensors must stay within bounds: put back after every step, and never decayed."""
+    """A layer whose own tensors are clipped to bounds after every step and have no weight decay."""
 
     @abstractmethod
     def bound(self) -> None:
-        """Change the tensors in place; called without gradients."""
+        """Clip the tensors in place; called under ``no_grad``."""
 
 
 class Step(NamedTuple):
-    """How a module learns."""
+    """Optimiser settings of a module."""
 
     lr: float
     weight_decay: float
@@ -40,9 +40,9 @@ def fit(
     terms: Callable[[Tensor, Tensor], Terms],
     epochs: int,
 ) -> dict[str, float]:
-    """Train the named modules of a client together for some epochs; return each term's mean over the last epoch.
+    """Train the named modules of a client together; return each term's mean over the last epoch.
 
-    The optimiser goes on from ``client.momentum[module]``; a method that wants a fresh start deletes that entry.
+    The optimiser continues from ``client.momentum[module]``. Deleting that entry resets it.
     """
     for module in steps:
         client.modules[module].train()
@@ -67,7 +67,7 @@ def fit(
             scaler.scale(loss).backward()
             scaler.unscale_(optimiser)
             _clip(client, steps)
-            scaler.step(optimiser)  # without scaling, plainly a step; with it, none where a gradient overflowed
+            scaler.step(optimiser)  # skips the step if scaling is on and a gradient overflowed
             scaler.update()
             with torch.no_grad():
                 for layer in bounded:
@@ -82,7 +82,7 @@ def fit(
 
 
 def supervise(client: Client, output: Output, y: Tensor) -> Tensor:
-    """The plain supervised loss of methods that bring no rule of their own for SNNs (a setting of the task)."""
+    """The supervised loss of methods without one of their own: cross-entropy, or TET for SNNs (``snn_loss``)."""
     if client.info.kind == "snn" and client.task.snn_loss == "tet":
         return losses.tet(output.logits_TBC, y, weight=1e-4)
     return losses.cross_entropy(output.logits, y)
@@ -95,9 +95,9 @@ def fit_backbone(
     terms: Callable[[Output, Tensor, Tensor], Terms],
     beside: Mapping[str, Step] | None = None,
 ) -> dict[str, float]:
-    """The private backbone's share of a round: the task's epochs, its kind's learning rate and weight decay.
+    """Train the backbone for the task's epochs with the learning rate and weight decay of its kind.
 
-    Modules ``beside`` it learn in the same steps, each at its own rate.
+    Modules in ``beside`` are trained in the same steps, each with its own settings.
     """
     task, kind = client.task, client.info.kind
     step = Step(rnd.cosine(task.optimiser.rate(kind)), task.optimiser.decay(kind))
@@ -111,7 +111,7 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.Optimizer
         tensors = list(client.modules[module].parameters())
         layers = (layer for layer in client.layers(module) if isinstance(layer, Bounded))
         bounded = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
-        # Tensors of one dimension are biases, normalisation parameters, port scales and step sizes: never decayed.
+        # One-dimensional tensors are biases, normalisation parameters, port scales and step sizes: no weight decay.
         decayed = {id(p) for p in tensors if p.dim() > 1} - bounded
         groups += [
             {"params": [p for p in tensors if id(p) in decayed], "lr": step.lr, "weight_decay": step.weight_decay},
@@ -131,14 +131,14 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.Optimizer
 
 
 def _memory(client: Client) -> dict[str, dict[str, Payload]]:
-    """Where a client keeps what torch's optimiser remembers of each tensor, by torch's name for it."""
+    """The client's copies of torch's optimiser state, by torch's key."""
     if client.task.optimiser.name == "sgd":
         return {"momentum_buffer": client.momentum}
     return {"exp_avg": client.momentum, "exp_avg_sq": client.second_moment, "step": client.steps}
 
 
 def _clip(client: Client, steps: Mapping[str, Step]) -> None:
-    """Each module by itself, so that large gradients of one do not slow the others down."""
+    """Clip each module separately, so that large gradients of one do not slow down the others."""
     if limit := client.task.optimiser.clip:
         for module in steps:
             nn.utils.clip_grad_norm_(client.modules[module].parameters(), limit)

@@ -1,4 +1,4 @@
-"""Image sets, their division among clients, and the batches a client trains on."""
+"""Data sets, their partition among clients, and the batches of a client."""
 
 import lazy_loader
 

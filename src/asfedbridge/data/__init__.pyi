@@ -1,11 +1,12 @@
 from .dataset import Dataset as Dataset
 from .dataset import take_per_class as take_per_class
 from .event_frames import Framing as Framing
+from .image_folder import write_images as write_images
 from .loader import Shard as Shard
 from .loader import make_shards as make_shards
-from .partition import describe_partition as describe_partition
 from .partition import hold_out as hold_out
-from .partition import iid as iid
+from .partition_names import describe_partition as describe_partition
+from .partitioners import iid as iid
 from .sources.registry import SOURCES as SOURCES
 from .sources.registry import check as check
 from .sources.registry import data_root as data_root

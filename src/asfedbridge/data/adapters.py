@@ -1,6 +1,6 @@
-"""Data sets of other libraries as arrays: torch ``Dataset``, Hugging Face ``datasets``, NumPy arrays, tensors.
+"""Converts data sets of other libraries to arrays: torch ``Dataset``, Hugging Face ``datasets``, NumPy arrays, tensors.
 
-Nothing but the interface is asked for: a length, and items of (image, label) or rows with an image and a label column.
+A data set needs a length, and items that are (image, label) pairs or rows with an image and a label column.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,38 +11,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, describe_error
 from asfedbridge.data.dataset import Dataset, assemble, resize
 from asfedbridge.data.event_frames import Framing
 from asfedbridge.data.memory_map import Mapped, read
-from asfedbridge.data.npz import KEYS, class_names, labels, shown, with_clients
+from asfedbridge.data.npz import KEYS, class_names, labels, with_clients
 from asfedbridge.data.npz_events import KEYS as EVENT_KEYS
 from asfedbridge.data.npz_events import frame_arrays
 
 IMAGE_COLUMNS = ("image", "img", "pixel_values", "x")
 LABEL_COLUMNS = ("label", "labels", "target", "fine_label", "y")
 CLIENT_COLUMN = "client"
-CHANNELS = (1, 3, 4)  # counts by which an axis is known as that of the channels
-DEEP_MODES = ("I", "F")  # of Pillow, and "I;16...": more than 8 bits
+CHANNELS = (1, 3, 4)  # an axis of this size is taken for the channel axis
+DEEP_MODES = ("I", "F")  # Pillow modes with more than 8 bits; "I;16..." are others
 
 
 @dataclass(frozen=True)
 class Examples:
     x: Tensor  # uint8 [N, C, H, W]
     y: Tensor  # int64 [N]
-    client: np.ndarray | None = None  # the column ``client`` of rows that have one
-    classes: tuple[str, ...] | None = None  # where the data set names them
+    client: np.ndarray | None = None  # the column ``client``, if the rows have it
+    classes: tuple[str, ...] | None = None  # None if the data set has no class names
 
 
 def as_arrays(
     dataset: Any, image: str | None = None, label: str | None = None, image_size: int = 0, where: str = "dataset"
 ) -> tuple[Tensor, Tensor]:
-    """Images as uint8 [N, C, H, W] and labels as int64 [N] of a map-style data set, or of a pair of arrays (x, y).
+    """Converts a map-style data set, or a pair of arrays (x, y), to images uint8 [N, C, H, W] and labels int64 [N].
 
-    Images are arrays, tensors or PIL images; H x W, H x W x C or C x H x W; uint8, or floats from 0 to 1, which are
-    scaled and rounded. A set of grey and colour images becomes RGB. ``image`` and ``label`` name the columns of rows;
-    by default they are looked for under their usual names. ``image_size`` crops the central square of each image and
-    resizes it, which images of unequal sizes need. ``where`` begins error messages.
+    Images are arrays, tensors or PIL images of shape H x W, H x W x C or C x H x W. Pixels are uint8, or floats from
+    0 to 1, which are scaled and rounded. If grey and colour images are mixed, all become RGB. ``image`` and ``label``
+    name the columns of rows; by default the usual names are tried. ``image_size`` crops the central square of each
+    image and resizes it; it is required if sizes differ. Error messages start with ``where``.
     """
     found = read_examples(dataset, image, label, image_size, where)
     return found.x, found.y
@@ -57,7 +57,7 @@ def as_dataset(
     framing: Framing | None = None,
     skip_damaged: bool = False,
 ) -> Dataset:
-    """What a user's function returned, as a checked ``Dataset`` (see ``register_data`` for what it may be)."""
+    """Converts the return value of a function decorated with ``register_data`` to a checked ``Dataset``."""
     if isinstance(found, Dataset):
         return _checked(name, found, stored_size)
     if isinstance(found, Mapping) and set(EVENT_KEYS) <= set(found):
@@ -73,7 +73,7 @@ def as_dataset(
 
 
 def _halves(name: str, found: Any, stored_size: int, stored_size_of_any: int) -> tuple[Examples, Examples]:
-    """Training and test examples of arrays by name, of a pair, or of what is called "train" and "test"."""
+    """Training and test examples of a mapping of arrays, a pair, or a mapping with keys "train" and "test"."""
     if isinstance(found, Mapping) and set(KEYS) <= set(found):
         return _named_arrays(name, found, "train", stored_size), _named_arrays(name, found, "test", stored_size)
     if isinstance(found, Mapping) and {"train", "test"} <= set(found):
@@ -108,14 +108,14 @@ def read_examples(dataset: Any, image: str | None, label: str | None, image_size
         )
     count = len(dataset)
     if count == 0:
-        raise BadInput(f"{where}: is empty: give at least one example of every class")
-    first = dataset[0]
+        raise BadInput(f"{where}: the data set is empty: give at least one example of every class")
+    first = _item(dataset, 0, where)
     columns = _columns(first, image, label, where) if isinstance(first, Mapping) else None
     has_client = columns is not None and CLIENT_COLUMN in first
     x: np.ndarray | None = None
     y, clients = [], []
     for number in range(count):
-        row, place = first if number == 0 else dataset[number], f"{where}: item {number}"
+        row, place = first if number == 0 else _item(dataset, number, where), f"{where}: item {number}"
         picture, target = _fields(row, columns, place)
         pixels = _resized(_images(_pixels(picture, place), place, single=True), image_size)[0].numpy()
         if x is None:
@@ -131,6 +131,15 @@ def read_examples(dataset: Any, image: str | None, label: str | None, image_size
         np.array(clients) if has_client else None,
         _class_names(dataset, columns),
     )
+
+
+def _item(dataset: Any, number: int, where: str) -> Any:
+    try:
+        return dataset[number]
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"{where}: item {number} cannot be read: {describe_error(error)}") from error
 
 
 def _from_arrays(x: Any, y: Any, image_size: int, where: str) -> Examples:
@@ -172,11 +181,11 @@ def _fields(row: Any, columns: tuple[str, str] | None, place: str) -> tuple[Any,
     if columns is None and isinstance(row, tuple | list) and len(row) == 2:
         return row[0], row[1]
     what = f"{type(row).__name__} of {len(row)}" if isinstance(row, tuple | list) else type(row).__name__
-    raise BadInput(f"{place} is a {what}: expected (image, label)" + (" as in the rows before it" if columns else ""))
+    raise BadInput(f"{place} is a {what}: expected (image, label)" + (" as in the previous rows" if columns else ""))
 
 
 def _pixels(picture: Any, place: str) -> np.ndarray:
-    """An array of a picture: what is no array yet is a PIL image, or nested lists."""
+    """Converts a PIL image, a tensor or nested lists to an array."""
     if hasattr(picture, "convert") and hasattr(picture, "mode"):
         if picture.mode in DEEP_MODES or picture.mode.startswith("I;"):
             raise BadInput(
@@ -189,7 +198,7 @@ def _pixels(picture: Any, place: str) -> np.ndarray:
 
 
 def _images(x: np.ndarray, place: str, single: bool = False) -> Tensor:
-    """uint8 [N, C, H, W] of one array with a batch axis, or of a single image."""
+    """Converts an array with a batch axis, or a single image, to uint8 [N, C, H, W]."""
     if x.ndim not in ((2, 3) if single else (3, 4)):
         shapes = "H x W, H x W x C or C x H x W"
         raise BadInput(f"{place}: the image has shape {x.shape}: expected {shapes}" + ("" if single else " after N"))
@@ -205,7 +214,8 @@ def _images(x: np.ndarray, place: str, single: bool = False) -> Tensor:
 
 
 def _channels_first(shape: Sequence[int]) -> bool:
-    """Whether the first axis of an image is that of the channels: by their usual counts, else by the square."""
+    """True if the first axis of an image is the channel axis. If the sizes in ``CHANNELS`` do not decide, the two equal
+    axes are taken for height and width."""
     first, last = shape[0] in CHANNELS, shape[2] in CHANNELS
     return first if first != last else shape[1] == shape[2] and shape[0] != shape[1]
 
@@ -233,15 +243,15 @@ def _resized(x: Tensor, image_size: int) -> Tensor:
 
 
 def _store(x: np.ndarray, number: int, pixels: np.ndarray, place: str) -> np.ndarray:
-    """Put an image into its place; once there is one in colour, all have three channels."""
+    """Stores an image. After the first colour image, all images have three channels."""
     if {len(pixels), x.shape[1]} == {1, 3}:
         if x.shape[1] == 1:
             x = np.repeat(x, 3, axis=1)
         else:
             pixels = np.repeat(pixels, 3, axis=0)
     if pixels.shape != x.shape[1:]:
-        sizes = f"{'x'.join(map(str, pixels.shape))}, those before it {'x'.join(map(str, x.shape[1:]))}"
-        raise BadInput(f"{place}: the image is {sizes}: give image_size=N to bring all images to one size")
+        sizes = f"{'x'.join(map(str, pixels.shape))}, previous images are {'x'.join(map(str, x.shape[1:]))}"
+        raise BadInput(f"{place}: the image is {sizes}: give image_size=N to resize all images")
     x[number] = pixels
     return x
 
@@ -251,12 +261,12 @@ def _label(target: Any, place: str) -> int:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{place}: {shown(repr(value), 40)} is not a whole number: give one counted from 0")
+        raise BadInput(f"{place}: {repr(value)[:40]} is not an integer: give integers counted from 0")
     return value
 
 
 def _class_names(dataset: Any, columns: tuple[str, str] | None) -> tuple[str, ...] | None:
-    """As torchvision and Hugging Face keep them: ``classes`` of the set, or ``names`` of the label column."""
+    """Class names as stored by torchvision (``classes`` of the set) or Hugging Face (``names`` of the label column)."""
     features = getattr(dataset, "features", None)
     names = getattr(dataset, "classes", None)
     if columns and isinstance(features, Mapping):
@@ -265,7 +275,7 @@ def _class_names(dataset: Any, columns: tuple[str, str] | None) -> tuple[str, ..
 
 
 def _checked(name: str, data: Dataset, image_size: int) -> Dataset:
-    """A ``Dataset`` made by hand, checked as the sets of this package are."""
+    """Checks a ``Dataset`` that a user's function made."""
     halves = []
     for half, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
         if not isinstance(x, Mapped) and (x.dtype != torch.uint8 or x.ndim != 4):
@@ -273,7 +283,7 @@ def _checked(name: str, data: Dataset, image_size: int) -> Dataset:
         target = labels(name, f"y_{half}", _array(y))
         if len(x) != len(target):
             raise BadInput(
-                f"{name}: x_{half} has {len(x)} images but y_{half} {len(target)} labels: give one per image"
+                f"{name}: x_{half} has {len(x)} images but y_{half} has {len(target)} labels: give one per image"
             )
         halves.append((x, target))
     classes = class_names(name, np.array(data.classes), halves[0][1], halves[1][1])

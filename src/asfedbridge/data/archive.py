@@ -1,6 +1,6 @@
-"""Published archives: downloaded (resumably), verified by MD5, unpacked.
+"""Downloads published archives (with resume), verifies their MD5 and unpacks them.
 
-An archive that was put into the data root by hand is used as it is, without a network.
+An archive that already is in the data root is used without network access.
 """
 
 import hashlib
@@ -16,12 +16,14 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, printable
+from asfedbridge.core.reading import is_there, open_regular
 
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, total bytes if known
 
 CHUNK = 1 << 20
-TIMEOUT = 60.0  # seconds without a byte
+MAX_MEMBER = 512 << 20  # bytes per file in an archive; CIFAR-100's training images take 155 MB
+TIMEOUT = 60.0  # seconds without receiving data
 RANGE_NOT_SATISFIABLE = 416
 
 
@@ -32,17 +34,17 @@ class Archive:
 
     @property
     def archive(self) -> str:
-        """Its file name."""
+        """The file name."""
         return self.url.rpartition("/")[2]
 
 
 def state(path: Path, expected: str) -> str:
-    """ "good", "missing", or what is wrong with the file."""
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except FileNotFoundError:
+    """Returns "good", "missing", or a description of the error."""
+    if not is_there(path):
         return "missing"
+    try:
+        with open_regular(path) as file:
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     except OSError as error:
         return f"unreadable ({error.strerror})"
     return "good" if found == expected else f"damaged (md5 {found}, expected {expected})"
@@ -54,9 +56,9 @@ def make_folder(path: Path) -> None:
 
 
 def obtain(release: Archive, root: Path, progress: Progress) -> Path:
-    """The archive in ``root``, verified, downloaded if it is not there."""
+    """Verifies the archive in ``root`` and returns its path; downloads it if it is missing."""
     archive = root / release.archive
-    if archive.exists():
+    if is_there(archive):
         _verify(release, archive)
         return archive
     part = archive.with_name(archive.name + ".part")
@@ -68,23 +70,23 @@ def obtain(release: Archive, root: Path, progress: Progress) -> Path:
 
 
 def download(release: Archive, part: Path, archive: Path, progress: Progress) -> None:
-    """Append to `part` until it is the whole archive; a broken connection leaves it to be resumed."""
+    """Downloads to `part`, and resumes a previous download that was interrupted."""
     try:
         try:
             _transfer(release, part, progress)
         except HTTPError as error:
             if error.code != RANGE_NOT_SATISFIABLE:
                 raise
-            # Nothing lies beyond our last byte: the part is complete, or it is of something else.
+            # The server has no bytes after the end of `part`: it is complete, or it belongs to another file.
             if state(part, release.md5) != "good":
                 with _disk(part):
                     part.unlink()
                 _transfer(release, part, progress)
-    except (OSError, HTTPException) as error:  # disk errors never get here: _disk has turned them into BadInput
+    except (OSError, HTTPException) as error:  # not disk errors: _disk converts those to BadInput
         reason = getattr(error, "reason", None) or error
         raise BadInput(
-            f"{release.url} could not be downloaded ({reason}): run again to resume; without internet download it "
-            f"elsewhere, put it at {archive} and run again"
+            f"{release.url} could not be downloaded ({reason}): run again to resume; without internet access, download "
+            f"it on another machine, put it at {archive} and run again"
         ) from error
 
 
@@ -94,11 +96,11 @@ def _transfer(release: Archive, part: Path, progress: Progress) -> None:
     try:
         response = urlopen(request, timeout=TIMEOUT)
     except HTTPError as error:
-        error.close()  # it is a response too, and holds the connection
+        error.close()  # the error is also a response that keeps the connection open
         raise
     with response:
         if done and not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
-            done = 0  # the server sends the file from its start
+            done = 0  # the server does not support ranges and sends the whole file
         if done == 0:
             with _disk(part):
                 part.write_bytes(b"")
@@ -106,7 +108,7 @@ def _transfer(release: Archive, part: Path, progress: Progress) -> None:
         total = done + int(length) if length else None
         progress(release.archive, done, total)
         while chunk := response.read(CHUNK):
-            # Opened anew for each chunk, so that a full disk shows here and not when some buffer is closed.
+            # The file is opened for each chunk, so that a full disk is detected here and not when a buffer is flushed.
             with _disk(part), part.open("ab") as file:
                 file.write(chunk)
             done += len(chunk)
@@ -116,13 +118,15 @@ def _transfer(release: Archive, part: Path, progress: Progress) -> None:
 
 
 def extract(archive: Path, folder: Path, wanted: Mapping[str, str]) -> None:
-    """Write the wanted files (name -> MD5), found by base name and MD5; no path out of the archive is ever used."""
+    """Writes the wanted files (name -> MD5) to ``folder``. Members are matched by base name and MD5; their paths in the
+    archive are not used."""
     missing = dict(wanted)
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 file = Path(member.name).name
-                source = tar.extractfile(member) if member.isreg() and file in missing else None
+                wanted_size = member.isreg() and member.size <= MAX_MEMBER
+                source = tar.extractfile(member) if wanted_size and file in missing else None
                 if source is None:
                     continue
                 content = source.read()
@@ -132,11 +136,11 @@ def extract(archive: Path, folder: Path, wanted: Mapping[str, str]) -> None:
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise BadInput(f"{archive} cannot be unpacked ({error}): delete it and fetch again") from error
     if missing:
-        raise BadInput(f"{archive} holds no good {', '.join(missing)}: delete it and fetch again")
+        raise BadInput(f"{archive} contains no valid {', '.join(missing)}: delete it and fetch again")
 
 
 def unzip(archive: Path, root: Path, folder: str, progress: Progress) -> None:
-    """Write what lies in ``folder`` of the archive, but not in its test/; files that are there already are kept."""
+    """Extracts ``folder`` of the archive, without its test/, to ``root``. Existing files of the right size are kept."""
     what = f"unpacking {archive.name}"
     try:
         with zipfile.ZipFile(archive) as source:
@@ -144,10 +148,12 @@ def unzip(archive: Path, root: Path, folder: str, progress: Progress) -> None:
             done, total = 0, sum(m.file_size for m in members)
             for member in members:
                 path = root / member.filename
+                if member.file_size > MAX_MEMBER:
+                    raise zipfile.BadZipFile(f"{printable(member.filename)} has {member.file_size} bytes")
                 if not (path.is_file() and path.stat().st_size == member.file_size):
                     with _disk(path):
                         path.parent.mkdir(parents=True, exist_ok=True)
-                    _write(path, source.read(member))  # which checks its CRC
+                    _write(path, source.read(member))  # checks the CRC
                 done += member.file_size
                 if done == total or done // CHUNK > (done - member.file_size) // CHUNK:
                     progress(what, done, total)
@@ -168,7 +174,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _verify(release: Archive, path: Path) -> None:
-    """Move a wrong archive aside, so that the next fetch starts afresh."""
+    """Renames an archive with a wrong MD5, so that the next fetch downloads it again."""
     found = state(path, release.md5)
     if found != "good":
         aside = path.with_name(release.archive + ".bad")
@@ -183,5 +189,5 @@ def _disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be written ({error.strerror or error}): free space or change --data-root"
+            f"{path} cannot be written ({error.strerror or error}): free space or change data_root"
         ) from error

@@ -1,6 +1,7 @@
-"""A labelled image set, and the checks every set passes whatever file it came from."""
+"""A labelled image data set, and the checks for data sets of every source."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,10 +12,12 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.memory import check_memory
 from asfedbridge.data.memory_map import Images, Mapped, read
 
-SMALLEST, LARGEST = 8, 256
-AS_STORED = "set augment=resized-crop+flip, which keeps images as stored and scales each batch"
-STD_FLOOR = 1e-3  # a channel that never varies must not divide by zero
-CHUNK = 1024  # images looked at together: bounds the copies
+MIN_SIZE, MAX_SIZE = 8, 256  # pixels
+CROP_ADVICE = "set augment=resized-crop+flip, which keeps images as stored and scales each batch"
+STD_FLOOR = 1e-3  # a constant channel must not cause a division by zero
+CHUNK = 1024  # images processed together; limits the size of temporary copies
+CHUNK_VALUES = 2**28  # pixel values resized together, as floats; limits temporary copies of large images
+MAX_PIXELS = 2**25  # per image; three channels take half a gigabyte as floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +30,10 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
-    augment: str  # what the user asked for, or the source's default
-    scaled_to: int = 0  # where every batch is scaled anew ("resized-crop+flip"): the pixels a network sees
-    frames: int = 1  # of events, folded into the channels; 1: static images
-    notes: tuple[str, ...] = ()  # what was left out
+    augment: str  # the user's choice, or the source's default
+    scaled_to: int = 0  # with "resized-crop+flip": the size to which each batch is scaled; otherwise 0
+    frames: int = 1  # event frames, folded into the channels; 1: static images
+    notes: tuple[str, ...] = ()  # messages about omitted examples
     client_train: Tensor | None = None  # int64 [N]: the client of each example, for partition=assigned
     client_test: Tensor | None = None
 
@@ -48,16 +51,16 @@ class Dataset:
 
     @property
     def image_size(self) -> int:
-        """Height and width as a network sees them."""
+        """Height and width of a network's input."""
         return self.scaled_to or self.height
 
     @property
     def assigned(self) -> tuple[Tensor, Tensor | None] | None:
-        """The client of each training and each test example, where the set says so."""
+        """The client of each training and each test example, or None if the set assigns none."""
         return None if self.client_train is None else (self.client_train, self.client_test)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the four arrays and their shapes: two sets agree exactly when their data do."""
+        """SHA-256 of the four arrays and their shapes."""
         digest = hashlib.sha256()
         for array in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(repr(tuple(array.shape)).encode())
@@ -67,24 +70,25 @@ class Dataset:
 
 
 def resize(x: Images, size: int) -> Images:
-    """Cut the central square out of uint8 [N, C, H, W] and scale it, antialiased, to size x size."""
+    """Crops the central square of uint8 images [N, C, H, W] and resizes it to size x size with antialiasing."""
     height, width = x.shape[2:]
     if height == width == size:
         return x
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     out = torch.empty((len(x), x.shape[1], size, size), dtype=torch.uint8)
-    for start in range(0, len(x), CHUNK):
-        square = read(x[start : start + CHUNK])[:, :, top : top + side, left : left + side]
+    chunk = max(1, min(CHUNK, CHUNK_VALUES // (x.shape[1] * side * side)))
+    for start in range(0, len(x), chunk):
+        square = read(x[start : start + chunk])[:, :, top : top + side, left : left + side]
         if side != size:
             square = F.interpolate(square.float(), (size, size), mode="bilinear", antialias=True)
             square = square.round_().clamp_(0, 255)
-        out[start : start + CHUNK] = square
+        out[start : start + chunk] = square
     return out
 
 
 def measure(x: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of pixels in [0, 1], exact: from the histogram of the 256 values."""
+    """Mean and standard deviation per channel of pixels in [0, 1], computed exactly from histograms."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     counts = torch.zeros(x.shape[1], 256, dtype=torch.int64)
@@ -101,16 +105,35 @@ def measure(x: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def check_image_size(size: int) -> None:
-    if size != 0 and not SMALLEST <= size <= LARGEST:
-        raise BadInput(f"image_size={size}: give 0 (as stored) or {SMALLEST} to {LARGEST} pixels")
+    if size != 0 and not MIN_SIZE <= size <= MAX_SIZE:
+        raise BadInput(f"image_size={size}: give 0 (as stored) or {MIN_SIZE} to {MAX_SIZE} pixels")
 
 
 def check_shape(what: str, height: int, width: int) -> None:
     if height != width:
         raise BadInput(f"{what}: {height}x{width} pixels, not square: give image_size=N to crop and resize")
-    if not SMALLEST <= height <= LARGEST:
-        limits = f"outside {SMALLEST} to {LARGEST}"
+    if not MIN_SIZE <= height <= MAX_SIZE:
+        limits = f"outside {MIN_SIZE} to {MAX_SIZE}"
         raise BadInput(f"{what}: {height}x{width} pixels, {limits}: give image_size=N to resize them")
+
+
+def check_pixels(what: str, height: int, width: int) -> None:
+    """Rejects an image that would take a gigabyte while it is decoded and scaled."""
+    if height * width > MAX_PIXELS:
+        limit = f"more than {MAX_PIXELS // 10**6} million"
+        raise BadInput(f"{what}: {height}x{width} pixels, {limit}: scale the images down first")
+
+
+def check_alike(name: str, train: Sequence[int], test: Sequence[int]) -> None:
+    """Checks the shapes [N, C, H, W] of training and test images against each other."""
+    if train[1] != test[1]:
+        counts = f"{train[1]} channels, test images {test[1]}"
+        raise BadInput(f"{name}: training images have {counts}: store both with the same number of channels")
+    check_shape(f"{name}: training images", train[2], train[3])
+    check_shape(f"{name}: test images", test[2], test[3])
+    if train[2:] != test[2:]:
+        sizes = f"{train[2]} pixels wide, test images {test[2]}"
+        raise BadInput(f"{name}: training images are {sizes}: give image_size=N to resize them")
 
 
 def assemble(
@@ -122,31 +145,27 @@ def assemble(
     image_size: int,
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Dataset:
-    """Resize, check and wrap the two halves; `statistics` (mean, std) are measured on the training pixels if absent."""
+    """Resizes and checks both halves and makes a ``Dataset``. `statistics` (mean, std) default to those of the training
+    pixels."""
     (x_train, y_train), (x_test, y_test) = train, test
     if image_size and {*x_train.shape[2:], *x_test.shape[2:]} != {image_size}:
         count = len(x_train) + len(x_test)
-        check_memory(name, count, x_train.shape[1], image_size, f"lower image_size={image_size}, or {AS_STORED}")
+        check_memory(name, count, x_train.shape[1], image_size, f"lower image_size={image_size}, or {CROP_ADVICE}")
         x_train, x_test = resize(x_train, image_size), resize(x_test, image_size)
-    if x_train.shape[1] != x_test.shape[1]:
-        counts = f"{x_train.shape[1]} channels, test images {x_test.shape[1]}"
-        raise BadInput(f"{name}: training images have {counts}: store both alike")
-    check_shape(f"{name}: training images", *x_train.shape[2:])
-    check_shape(f"{name}: test images", *x_test.shape[2:])
-    if x_train.shape[2:] != x_test.shape[2:]:
-        sizes = f"{x_train.shape[2]} pixels wide, test images {x_test.shape[2]}"
-        raise BadInput(f"{name}: training images are {sizes}: give image_size=N to resize them")
+    check_alike(name, x_train.shape, x_test.shape)
     mean, std = statistics or measure(x_train)
     x_train, x_test = (x if isinstance(x, Mapped) else x.contiguous() for x in (x_train, x_test))
     return Dataset(name, x_train, y_train, x_test, y_test, classes, mean, std, augment)
 
 
 def take_per_class(data: Dataset, train: int, test: int) -> Dataset:
-    """Only the first so many examples of each class, in their order; 0 keeps all."""
+    """Keeps the first ``train`` and ``test`` examples of each class, in their order; 0 keeps all."""
     for field, count, labels in (("train_per_class", train, data.y_train), ("test_per_class", test, data.y_test)):
         smallest = int(torch.bincount(labels, minlength=len(data.classes)).min())
         if count > smallest:
-            raise BadInput(f"{field}={count}: {data.name} has a class of only {smallest}; give at most that, or 0")
+            raise BadInput(
+                f"{field}={count}: the smallest class of {data.name} has {smallest}; give at most that, or 0"
+            )
     keep_train, keep_test = (_first(y, n, len(data.classes)) for y, n in ((data.y_train, train), (data.y_test, test)))
     return replace(
         data,
@@ -162,4 +181,7 @@ def take_per_class(data: Dataset, train: int, test: int) -> Dataset:
 def _first(labels: Tensor, count: int, classes: int) -> Tensor:
     if count == 0:
         return torch.arange(len(labels))
-    return torch.cat([torch.where(labels == c)[0][:count] for c in range(classes)]).sort().values
+    order = torch.argsort(labels, stable=True)
+    sizes = torch.bincount(labels, minlength=classes)
+    place = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[order]]  # position within the class
+    return order[place < count].sort().values

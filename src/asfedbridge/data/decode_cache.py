@@ -1,11 +1,11 @@
-"""A store of decoded examples: what takes long to decode is decoded once, on all cores, and memory-mapped after that.
+"""A disk cache of decoded examples. Files are decoded once, on all cores, and memory-mapped from then on.
 
-    folder/rows.npy     every item's array, in the order of the items; zeros where one is damaged
-    folder/done.jsonl   while it is built: one line for each chunk of items that is on the disk
-    folder/index.json   when it is whole: what it was made from, and which items are damaged
+    folder/rows.npy     the arrays of all items, in order; zeros for damaged items
+    folder/done.jsonl   during a build: one line for each chunk of items that is on disk
+    folder/index.json   after the build: the inputs of the cache, and its damaged items
 
-A build that was stopped, by Ctrl-C or by a power cut, goes on after its last chunk. One that finds another at work
-waits for it.
+A build that was interrupted, by Ctrl-C or a power failure, resumes after its last chunk. If another process is building
+the same cache, this one waits for it.
 """
 
 import fcntl
@@ -24,30 +24,31 @@ from typing import Any
 import numpy as np
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import MAX_DIGITS, is_there, parse_json, read_bytes, read_json
 from asfedbridge.data.process_pool import spread_over_processes
 
 Decode = Callable[[str], np.ndarray]
-Progress = Callable[[str, int, int], None]  # what, items done, items in all
+Progress = Callable[[str, int, int], None]  # what, items done, total items
 
-CHUNK = 64  # items decoded, flushed and noted together
+CHUNK = 64  # items decoded, flushed and logged together
 ROWS, DONE, INDEX = "rows.npy", "done.jsonl", "index.json"
 
 
 @dataclass(frozen=True)
 class Decoded:
-    rows: np.ndarray  # [N, *shape], mapped copy-on-write: the file never changes
-    damaged: dict[int, str]  # number of the item -> what is wrong with it; empty unless damaged items may be skipped
+    rows: np.ndarray  # [N, *shape], memory-mapped copy-on-write: writing to it does not change the file
+    damaged: dict[int, str]  # item number -> error message; empty unless ``skip_damaged``
 
     @property
     def kept(self) -> np.ndarray:
-        """Numbers of the good items."""
+        """Numbers of the items that are not damaged."""
         return np.setdiff1d(np.arange(len(self.rows)), np.fromiter(self.damaged, np.int64, len(self.damaged)))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an item's array stands in rows.npy, which is written as a plain file: a full disk is then an error that
-    can be told, and not a signal that kills."""
+    """Reads and writes rows.npy. It is written with ordinary file writes: on a full disk these raise an error, while a
+    write to a memory map would kill the process with SIGBUS."""
 
     path: Path
     count: int
@@ -79,7 +80,7 @@ class Layout:
             os.fsync(file.fileno())
 
     def whole(self) -> bool:
-        """Of the right size and kind; the rows have no checksum."""
+        """True if the size and header of the file are correct. The rows have no checksum."""
         if not self.path.is_file() or self.path.stat().st_size != len(self.header) + self.count * self.row_bytes:
             return False
         with self.path.open("rb") as file:
@@ -87,7 +88,7 @@ class Layout:
 
 
 def print_progress(what: str, done: int, total: int) -> None:
-    """Progress on stderr: a moving line on a terminal, a line for each tenth elsewhere."""
+    """Prints progress to stderr: one updated line on a terminal, otherwise a line for every 10 %."""
     text = f"{what}: {done} of {total} decoded"
     if sys.stderr.isatty():
         print(f"\r\x1b[2K{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
@@ -106,12 +107,12 @@ def decoded(
     workers: int = 0,
     progress: Progress = print_progress,
 ) -> Decoded:
-    """``decode(item)`` for all items, from the store in a subfolder of ``folder``, which is built if it is not there.
+    """``decode(item)`` of all items, from a cache in a subfolder of ``folder``, which is built if it does not exist.
 
-    ``decode`` must be importable by name (a function at the top of a module, or a ``partial`` of one), give an array
-    of ``shape`` and ``dtype``, and raise BadInput, naming the item in one line, for one that is damaged: that stops
-    the build unless ``skip_damaged``. ``made_from`` is all that the arrays depend on, as JSON: another source, or
-    another parameter, is another store. ``workers`` 0: one process for each core.
+    ``decode`` must be picklable (a module-level function, or a ``partial`` of one) and return an array of ``shape`` and
+    ``dtype``. For a damaged item it must raise BadInput with one line that names the item; this stops the build unless
+    ``skip_damaged``. ``made_from`` holds everything else the arrays depend on, as JSON; another value uses another
+    cache. ``workers=0`` uses one process per core.
     """
     plain = {**made_from, "items": len(items), "shape": list(shape), "dtype": np.dtype(dtype).str}
     digest = hashlib.sha256(json.dumps([plain, list(items)], sort_keys=True).encode()).hexdigest()
@@ -122,14 +123,14 @@ def decoded(
         if index is None or not layout.whole():
             store.mkdir(parents=True, exist_ok=True)
             with _locked(store):
-                index = _read_index(store, len(items))  # another process may have built it meanwhile
+                index = _read_index(store, len(items))  # another process may have built it in the meantime
                 if index is None or not layout.whole():
                     damaged = _build(layout, items, decode, skip_damaged, workers, progress)
                     index = {"made_from": plain, "damaged": {str(n): why for n, why in sorted(damaged.items())}}
                     _write_index(store, index)
     except OSError as error:
         raise BadInput(
-            f"{store} cannot be written ({error.strerror or error}): free space or change --data-root"
+            f"{store} cannot be written ({error.strerror or error}): free space or change data_root"
         ) from error
     damaged = {int(number): why for number, why in index["damaged"].items()}
     if damaged and not skip_damaged:
@@ -138,12 +139,12 @@ def decoded(
 
 
 def refusal(why: str, count: int = 1) -> BadInput:
-    others = f" ({count} damaged in all)" if count > 1 else ""
-    return BadInput(f"{why}{others}; to go on without what is damaged, set skip_damaged=true")
+    others = f" ({count} damaged in total)" if count > 1 else ""
+    return BadInput(f"{why}{others}; to continue without damaged items, set skip_damaged=true")
 
 
 def stamp(files: Sequence[Path]) -> str:
-    """The state of files on disk, in a few bytes: their names, sizes and times of change."""
+    """A digest of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for file in files:
         found = file.stat()
@@ -154,7 +155,7 @@ def stamp(files: Sequence[Path]) -> str:
 def _build(
     layout: Layout, items: Sequence[str], decode: Decode, skip_damaged: bool, workers: int, progress: Progress
 ) -> dict[int, str]:
-    """Decode all chunks that are not on the disk yet; the damaged items by number."""
+    """Decodes all chunks that are not on disk yet. Returns the error messages of damaged items by item number."""
     done = layout.path.with_name(DONE)
     if not (done.exists() and layout.whole()):
         done.unlink(missing_ok=True)
@@ -168,7 +169,7 @@ def _build(
         for first, damaged in chunks:
             if damaged and not skip_damaged:
                 raise refusal(damaged[min(damaged, key=int)])
-            # Only now, when the rows are on the disk: what is noted here is never looked at again.
+            # The rows are on disk now. A chunk in the log is not decoded again.
             log.write(json.dumps({"first": first, "damaged": damaged}).encode() + b"\n")
             log.flush()
             os.fsync(log.fileno())
@@ -196,16 +197,17 @@ def _decode_chunk(layout: Layout, decode: Decode, first: int, items: list[str]) 
 
 
 def _read_lines(path: Path, items: int) -> Iterator[tuple[int, dict[str, str]]]:
-    """First item and damaged items of each chunk. Whole lines only; one that a crash cut off is cut off the file too,
-    so that the next does not continue it. A line that says something else is passed over: its chunk is decoded again.
+    """Yields the first item and the damaged items of each logged chunk. Truncates the file after the last complete
+    line, so that the next line does not continue an incomplete one. Invalid lines are ignored; their chunks are
+    decoded again.
     """
-    content = path.read_bytes() if path.exists() else b""
+    content = read_bytes(path) if is_there(path) else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         path.write_bytes(whole)
     for line in whole.splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             first, damaged = record["first"], record["damaged"]
         except (ValueError, KeyError, TypeError):
             continue
@@ -214,38 +216,40 @@ def _read_lines(path: Path, items: int) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _are_damaged(found: Any, items: int) -> bool:
-    """Whether it says what is wrong with which items."""
+    """True for a valid mapping from item number to a message of one line."""
     return isinstance(found, dict) and all(
-        number.isdecimal() and int(number) < items and isinstance(why, str) and len(why.splitlines()) == 1
+        len(number) < MAX_DIGITS
+        and number.isdecimal()
+        and int(number) < items
+        and isinstance(why, str)
+        and len(why.splitlines()) == 1
         for number, why in found.items()
     )
 
 
 def _read_index(store: Path, items: int) -> dict[str, Any] | None:
-    try:
-        index = dict(json.loads((store / INDEX).read_text()))
-        if _are_damaged(index.get("damaged"), items):
-            return index
-    except FileNotFoundError:
+    file, fix = store / INDEX, f"delete the folder {store} and run again to rebuild it"
+    if not is_there(file):
         return None
-    except (ValueError, TypeError):
-        pass
-    raise BadInput(f"{store / INDEX} is damaged: delete the folder {store}, it is made again")
+    index = read_json(file, fix)
+    if isinstance(index, dict) and _are_damaged(index.get("damaged"), items):
+        return index
+    raise BadInput(f"{file} is damaged: {fix}")
 
 
 def _write_index(store: Path, index: dict[str, Any]) -> None:
-    beside = store / f"{INDEX}.partial"
-    with beside.open("w") as file:
+    temporary = store / f"{INDEX}.partial"
+    with temporary.open("w") as file:
         json.dump(index, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(store / INDEX)
+    temporary.replace(store / INDEX)
     (store / DONE).unlink(missing_ok=True)
 
 
 @contextmanager
 def _locked(store: Path) -> Iterator[None]:
-    """One builder at a time; the lock goes with its process, however that ends."""
+    """Holds an exclusive lock for building. The kernel releases it when the process ends for any reason."""
     with (store / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
-"""Recordings of event cameras: when and where a pixel saw the light change, and which way.
+"""File formats of event-camera recordings. An event is a change of brightness: pixel, polarity and time.
 
-AEDAT-2.0 (DVS128, CIFAR10-DVS): lines of text that begin with `#`, the first `#!AER-DAT2.0`; then for each event a
-big-endian 32-bit address and a 32-bit time in microseconds. Of a DVS128's address bit 0 is the polarity, bits 1 to 7
-are x, bits 8 to 14 y; bit 15 marks what is no pixel (a signal at the camera's input pins).
+AEDAT-2.0 (DVS128, CIFAR10-DVS): header lines that start with `#`, the first one `#!AER-DAT2.0`; then, for each event, a
+32-bit address and a 32-bit time in microseconds, both big-endian. In a DVS128 address, bit 0 is the polarity, bits 1 to
+7 are x and bits 8 to 14 are y. Bit 15 marks events that are not from a pixel (signals at the camera's input pins).
 
-N-MNIST: 40 bits for each event, big-endian: x (8), y (8), polarity (1), time in microseconds (23).
+N-MNIST: 40 bits per event, big-endian: x (8), y (8), polarity (1), time in microseconds (23).
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import read_bytes
 
 AEDAT2 = b"#!AER-DAT2.0"
 DVS128_SIDE, NMNIST_SIDE = 128, 34
-NO_PIXEL, OTHER_CAMERA = 0x8000, 0xFFFF0000
-WRAP = 1 << 32
+NON_PIXEL_BIT, UNUSED_BITS = 0x8000, 0xFFFF0000  # of a DVS128 address
+TIME_RANGE = 1 << 32  # microseconds after which the clock wraps around
+MAX_BYTES = 64 << 20  # per recording; eight million events, whose arrays take a gigabyte
 
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """One recording, in the order of the file. Origin as in the file; polarity 1 is as the file has it."""
+    """One recording, in file order. Readers define the origin and the meaning of polarity 1."""
 
     x: np.ndarray
     y: np.ndarray
@@ -34,33 +36,33 @@ class Events:
 
 
 def read_aedat2(path: Path) -> Events:
-    """The pixel events of a DVS128. Times that ran over 32 bits go on; smaller steps back are left as they are."""
+    """Reads the pixel events of a DVS128. Unwraps 32-bit timestamps; smaller steps backwards are not changed."""
     content = _content(path)
     if not content.startswith(AEDAT2):
-        begins = content.split(b"\n", 1)[0][:20].strip()
-        raise BadInput(f"{path}: begins with {begins!r}, not {AEDAT2.decode()!r}: give an AEDAT-2.0 recording")
+        start = content.split(b"\n", 1)[0][:20].strip()
+        raise BadInput(f"{path}: starts with {start!r}, not {AEDAT2.decode()!r}: give an AEDAT-2.0 recording")
     begin = 0
     while content.startswith(b"#", begin):
         end = content.find(b"\n", begin)
         if end < 0:
-            raise BadInput(f"{path}: ends within its header: copy the recording again")
+            raise BadInput(f"{path}: ends in the header: copy the recording again")
         begin = end + 1
     if (len(content) - begin) % 8:
-        raise BadInput(f"{path}: cut off in the middle of an event: copy the recording again")
+        raise BadInput(f"{path}: ends in the middle of an event: copy the recording again")
     address, stamp = np.frombuffer(content, ">u4", offset=begin).astype(np.int64).reshape(-1, 2).T
-    if (address & OTHER_CAMERA).any():
-        raise BadInput(f"{path}: addresses of more than 16 bits, which a DVS128 does not have: record with a DVS128")
-    time = stamp + WRAP * np.cumsum(np.diff(stamp, prepend=stamp[:1]) < -WRAP // 2)
-    pixel = (address & NO_PIXEL) == 0
+    if (address & UNUSED_BITS).any():
+        raise BadInput(f"{path}: has addresses of more than 16 bits: give a recording of a DVS128 camera")
+    time = stamp + TIME_RANGE * np.cumsum(np.diff(stamp, prepend=stamp[:1]) < -TIME_RANGE // 2)
+    pixel = (address & NON_PIXEL_BIT) == 0
     address, time = address[pixel], time[pixel]
     return _some(path, Events((address & 0xFE) >> 1, (address & 0x7F00) >> 8, address & 1, time))
 
 
 def read_cifar10_dvs(path: Path) -> Events:
-    """A recording of CIFAR10-DVS as its picture stood on the monitor, row y from the top, ON events as polarity 1.
+    """Reads a recording of CIFAR10-DVS in the orientation of its image: y counts rows from the top, polarity 1 is ON.
 
-    The camera's axes are mirrored and exchanged against the picture's, and its polarity bit is 0 where light grew (jAER
-    reads it so). Recordings are published without a word on it; this is how SpikingJelly turns them.
+    The camera's axes are mirrored and swapped relative to the image, and its polarity bit is 0 for increasing
+    brightness (as in jAER). The publication does not document this; SpikingJelly uses the same conversion.
     """
     raw = read_aedat2(path)
     last = DVS128_SIDE - 1
@@ -70,23 +72,23 @@ def read_cifar10_dvs(path: Path) -> Events:
 def read_nmnist(path: Path) -> Events:
     content = _content(path)
     if len(content) % 5:
-        raise BadInput(f"{path}: {len(content)} bytes are no multiple of 5, cut off in an event: copy it again")
+        raise BadInput(f"{path}: has {len(content)} bytes, not a multiple of 5 per event: copy the recording again")
     bytes_ = np.frombuffer(content, np.uint8).reshape(-1, 5).astype(np.int64)
     x, y, high, middle, low = bytes_.T
     events = _some(path, Events(x, y, high >> 7, (high & 0x7F) << 16 | middle << 8 | low))
     if max(x.max(), y.max()) >= NMNIST_SIDE:
-        raise BadInput(f"{path}: an event at x={x.max()}, y={y.max()} of {NMNIST_SIDE}x{NMNIST_SIDE}: copy it again")
+        raise BadInput(
+            f"{path}: has events up to x={x.max()}, y={y.max()}, outside the sensor of {NMNIST_SIDE}x{NMNIST_SIDE} "
+            "pixels: copy the recording again"
+        )
     return events
 
 
 def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}): copy the recording again") from error
+    return read_bytes(path, MAX_BYTES, "copy the recording again")
 
 
 def _some(path: Path, events: Events) -> Events:
     if not len(events):
-        raise BadInput(f"{path}: holds no event: copy the recording again or remove it")
+        raise BadInput(f"{path}: contains no events: copy the recording again or remove it")
     return events

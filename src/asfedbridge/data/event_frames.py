@@ -1,7 +1,7 @@
-"""Events as frames: T pictures that count, for each pixel and polarity, the events of a stretch of the recording.
+"""Converts event recordings to T frames. A frame counts the events of one interval per pixel and polarity.
 
-An example is stored folded, uint8 [T * 2, H, W] with channel 2 t + polarity, so that all that is made for images
-(augmentation, partition, Bridge, ANN stems) takes it as one of many channels; an SNN unfolds it again.
+An example is stored as uint8 [T * 2, H, W] with channel 2 t + polarity. Code for images (augmentation, partition,
+Bridge, ANN stems) treats it as an image with many channels; an SNN unfolds the time steps.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ from asfedbridge.core.errors import BadInput
 from asfedbridge.data.event_formats import Events
 
 By = Literal["count", "time"]
-LARGEST_COUNT = 255  # higher counts are stored as this
-COUNTS_AT_ONCE = 1 << 23  # counts made at once
-MAX_NAMES = 5  # damaged items that a note names; the others are counted
+MAX_COUNT = 255  # higher counts are clipped
+BATCH_COUNTS = 1 << 23  # counts computed together; limits temporary memory
+MAX_NAMES = 5  # damaged items listed by name in a note; the others are counted
 SQUARES = torch.arange(256) ** 2
 
 
 @dataclass(frozen=True)
 class Framing:
-    """How recordings become frames; static images ignore it."""
+    """How recordings are converted to frames. Ignored for static images."""
 
     steps: int = 10
     by: By = "count"
 
 
 def frame_numbers(t: np.ndarray, framing: Framing) -> np.ndarray:
-    """To which frame each event of one recording belongs.
+    """The frame of each event of one recording.
 
-    By count: n // T events to each frame, the last takes the rest as well; of fewer events than frames each has its
-    own. By time: stretches of equal length from the first to the last stamp.
+    By count: n // T events per frame, and the last frame also gets the remainder. If there are fewer events than
+    frames, each event has its own frame. By time: intervals of equal length from the first to the last timestamp.
     """
     steps = framing.steps
     if framing.by == "count":
@@ -45,16 +45,17 @@ def frame_numbers(t: np.ndarray, framing: Framing) -> np.ndarray:
 
 
 def frames_of(events: Events, side: int, size: int, framing: Framing) -> np.ndarray:
-    """Folded frames of one recording from a ``side`` x ``side`` sensor; ``size`` pixels wide by adding counts up."""
+    """Frames [T * 2, size, size] of one recording of a ``side`` x ``side`` sensor. A smaller ``size`` adds up
+    counts."""
     cell = _cells(events, side, size, frame_numbers(events.t, framing))
     return _counts(cell, (framing.steps * 2, size, size))
 
 
 def frames_of_all(events: Events, offsets: np.ndarray, side: int, size: int, framing: Framing) -> np.ndarray:
-    """The same for recordings that lie one after the other: number k is ``offsets[k]:offsets[k + 1]``."""
+    """Frames of several concatenated recordings. Recording k has the events ``offsets[k]:offsets[k + 1]``."""
     steps = framing.steps
     out = np.empty((len(offsets) - 1, steps * 2, size, size), np.uint8)
-    batch = max(1, COUNTS_AT_ONCE // out[0].size)
+    batch = max(1, BATCH_COUNTS // out[0].size)
     for first in range(0, len(out), batch):
         edges = offsets[first : first + batch + 1]
         part = slice(edges[0], edges[-1])
@@ -67,15 +68,16 @@ def frames_of_all(events: Events, offsets: np.ndarray, side: int, size: int, fra
 
 
 def check_size(what: str, size: int, side: int) -> int:
-    """Frames are made smaller only: there is nothing between two pixels of a sensor."""
+    """Rejects frames larger than the sensor."""
     if size > side:
         raise BadInput(f"image_size={size}: {what} has a sensor of {side}x{side}; give at most that, or 0")
     return size
 
 
 def scale(x_train: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation for ``Dataset``: none taken off, so that no event stays zero, and one factor for all channels
-    (an SNN reads all frames with one stem) that brings the training frames' mean square to 1."""
+    """Mean and standard deviation for ``Dataset``. The mean is 0, so that pixels without events stay 0. The standard
+    deviation is the root mean square of the training frames, the same for all channels because an SNN uses one stem for
+    all frames."""
     total = sum(int(torch.bincount(part.reshape(-1), minlength=256).dot(SQUARES)) for part in x_train.split(256))
     root = (total / x_train.numel()) ** 0.5 or 1.0
     channels = x_train.shape[1]
@@ -86,11 +88,11 @@ def left_out(name: str, items: list[str]) -> tuple[str, ...]:
     if not items:
         return ()
     more = f" and {len(items) - MAX_NAMES} more" if len(items) > MAX_NAMES else ""
-    return (f"{name}: damaged and left out: {', '.join(items[:MAX_NAMES])}{more}",)
+    return (f"{name}: omitted damaged items: {', '.join(items[:MAX_NAMES])}{more}",)
 
 
 def _cells(events: Events, side: int, size: int, frame: np.ndarray) -> np.ndarray:
-    """Each event's place among all counts."""
+    """The index of each event's counter in the flattened frames."""
     row, column = events.y * size // side, events.x * size // side
     cell: np.ndarray = ((frame * 2 + events.p) * size + row) * size + column
     return cell
@@ -98,4 +100,4 @@ def _cells(events: Events, side: int, size: int, frame: np.ndarray) -> np.ndarra
 
 def _counts(cell: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     counts = np.bincount(cell, minlength=int(np.prod(shape)))
-    return np.minimum(counts, LARGEST_COUNT).astype(np.uint8).reshape(shape)
+    return np.minimum(counts, MAX_COUNT).astype(np.uint8).reshape(shape)

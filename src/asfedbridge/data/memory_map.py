@@ -1,6 +1,6 @@
-"""Images that stay on disk: rows of a memory-mapped file, read when their pixels are wanted.
+"""Images in a memory-mapped file, read on demand.
 
-All processes of a machine see the same pages, so a set takes its room once, however many workers there are.
+All processes of a machine share its pages, so a data set occupies memory once, for any number of workers.
 """
 
 from pathlib import Path
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Mapped:
-    """Some rows of a uint8 array [N, H, W, C] in a .npy file, in any order; ``shape`` is that of images, [n, C, H, W].
+    """A selection of rows of a uint8 array [N, H, W, C] in a .npy file. ``shape`` is [n, C, H, W].
 
-    Taking rows of it reads nothing, and another process gets the file's name and the rows' numbers, not the pixels.
+    Indexing does not read pixels. Pickling stores the file name and the row numbers, not the pixels.
     """
 
     def __init__(self, rows: np.memmap, chosen: np.ndarray | None = None) -> None:
@@ -33,7 +33,7 @@ class Mapped:
         return Mapped(self.rows, self.chosen[rows if isinstance(rows, slice) else np.asarray(rows)])
 
     def read(self) -> Tensor:
-        """The pixels, channels innermost in memory."""
+        """The pixels [n, C, H, W] in channels-last layout."""
         return torch.from_numpy(np.asarray(self.rows[self.chosen])).movedim(-1, 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ Images = Tensor | Mapped
 
 
 def open_rows(path: Path) -> np.memmap:
-    """Copy-on-write: tensors may be made of it, and the file never changes."""
+    """Maps a file copy-on-write: torch accepts the array as writable, and the file does not change."""
     rows = np.load(path, mmap_mode="c", allow_pickle=False)
     assert isinstance(rows, np.memmap)
     return rows

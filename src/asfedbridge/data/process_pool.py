@@ -1,47 +1,41 @@
-"""Independent pieces of work on all cores: ``concurrent.futures``, with processes that end with their parent."""
+"""Runs independent jobs on all cores with ``concurrent.futures``. The worker processes exit with their parent."""
 
 import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
 from asfedbridge.core.errors import WorkerLost
+from asfedbridge.core.process import block_terminal_signals, count_cores, end_with_parent
 
 R = TypeVar("R")
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread_over_processes(
     work: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: int = 0
 ) -> Generator[R, None, None]:
-    """``work(*job)`` for every job, in the order they are ready; ``workers`` 0: one for each core.
+    """Yields ``work(*job)`` for every job, in order of completion. ``workers=0`` uses one process per core.
 
-    Closing the generator stops the workers after the jobs they have begun. With one job or one worker there are none.
+    Closing the generator stops the workers after their current jobs. With one job or one worker, no process is started.
     """
-    workers = min(workers or cores(), len(jobs))
+    workers = min(workers or count_cores(), len(jobs))
     if workers < 2:
         yield from (work(*job) for job in jobs)
         return
-    # Not the fork server: it would be running, without what the pool of workers wants in it, when that pool starts.
+    # Not "forkserver": the engine `pool` starts the fork server later with its own preloaded modules, and there is only
+    # one per process.
     context = multiprocessing.get_context("spawn")
     waiting = iter(jobs)
-    with ProcessPoolExecutor(workers, context, _end_with_parent) as pool:
+    with ProcessPoolExecutor(workers, context, end_with_parent) as pool:
 
         def submit(count: int) -> set[Future[R]]:
-            with _interrupts_blocked():  # a worker may be started here, and inherits it: Ctrl-C is for the parent alone
+            with block_terminal_signals():  # a worker started here inherits the mask; only the parent handles Ctrl-C
                 return {pool.submit(work, *job) for job in islice(waiting, count)}
 
         try:
-            running = submit(workers)  # no more at a time, so that closing waits for as few
+            running = submit(workers)  # one job per worker, so that closing waits for few jobs
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -49,27 +43,5 @@ def spread_over_processes(
                     yield future.result()
         except BrokenProcessPool:
             raise WorkerLost(
-                "a process that decodes data is gone (killed, or out of memory); run it again, it goes on where it "
-                "stopped"
+                "a process that decodes data died (killed or out of memory); run the command again to resume"
             ) from None
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    """Workers of an executor wait for jobs for ever when their parent is killed: watch it, and end when it ends."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -1,8 +1,8 @@
-"""Large images from stored ones of any size: random resized crops for training, a central crop for evaluation.
+"""Random resized crops for training and central crops for evaluation, from stored images of any size.
 
-The protocol of ImageNet (Szegedy et al., CVPR 2015; He et al., CVPR 2016): a training image is a random box of 8 to
-100 % of the area and a ratio of 3/4 to 4/3, scaled to size x size; an evaluated one is scaled to 8/7 of the size (256
-for 224) and cut to its centre. Scaling is bilinear and antialiased, and pixels are not rounded to 8 bits on the way.
+This is the ImageNet protocol (Szegedy et al., CVPR 2015; He et al., CVPR 2016). A training image is a random box with 8
+to 100 % of the area and an aspect ratio of 3/4 to 4/3, scaled to size x size. A test image is scaled to 8/7 of the size
+(256 for 224) and cropped to its centre. Scaling is bilinear and antialiased, without rounding to 8 bits in between.
 """
 
 import math
@@ -13,18 +13,18 @@ from torch.nn import functional as F
 
 from asfedbridge.kernels.dispatch import installed
 
-RESIZED = "resized-crop+flip"  # the augmentation of that name
+RESIZED = "resized-crop+flip"  # the name of this augmentation
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-ATTEMPTS = 10  # boxes drawn for an image; the first that lies within it is taken, else the whole image
+ATTEMPTS = 10  # boxes drawn per image; the first one inside the image is used, or the whole image if there is none
 
 
 def enlarged(size: int) -> int:
-    """What an image is scaled to before its centre is cut out."""
+    """The size to which an image is scaled before the central crop."""
     return round(size * 8 / 7)
 
 
 def draw_boxes(count: int, side: int, generator: torch.Generator) -> Tensor:
-    """[4, count]: top, left, height and width of a box within each square image, in whole pixels."""
+    """Top, left, height and width of a box in each square image, in pixels, int64 [4, count]."""
     area, ratio, top, left = torch.rand((4, ATTEMPTS, count), generator=generator, dtype=torch.float64)
     area = side * side * (AREA[0] + (AREA[1] - AREA[0]) * area)
     ratio = torch.exp(math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * ratio)
@@ -38,12 +38,13 @@ def draw_boxes(count: int, side: int, generator: torch.Generator) -> Tensor:
 
 
 def scale_boxes(x: Tensor, boxes: Tensor, flips: Tensor, size: int, scale_C: Tensor, shift_C: Tensor) -> Tensor:
-    """The box of each image scaled to size x size, perhaps mirrored; values times their channel's scale plus shift."""
+    """Scales the box of each image to size x size, flips it if ``flips``, then applies each channel's scale and
+    shift."""
     return _scaled(x, boxes, flips, size, size, scale_C, shift_C)
 
 
 def scale_centres(x: Tensor, size: int, scale_C: Tensor, shift_C: Tensor) -> Tensor:
-    """Each image scaled to 8/7 of ``size`` and cut to its centre."""
+    """Scales each image to 8/7 of ``size`` and crops its centre."""
     whole = torch.tensor([0, 0, *x.shape[2:]]).view(4, 1).expand(4, len(x))
     return _scaled(x, whole, torch.zeros(len(x), dtype=torch.bool), size, enlarged(size), scale_C, shift_C)
 
@@ -57,7 +58,8 @@ def _scaled(x: Tensor, boxes: Tensor, flips: Tensor, size: int, full: int, scale
 
 
 def resample_plainly(x: Tensor, boxes: Tensor, flips: Tensor, size: int, full: int) -> Tensor:
-    """One image after the other: its box scaled to full x full, of that the central size x size, mirrored or not."""
+    """The reference for ``kernels.resize``: scales each box to full x full, crops the central size x size, and flips
+    it."""
     out = torch.empty((len(x), x.shape[1], size, size), memory_format=torch.channels_last)
     margin = (full - size) // 2
     for n, (image, (top, left, height, width)) in enumerate(zip(x, boxes.T.tolist(), strict=True)):

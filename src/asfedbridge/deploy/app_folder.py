@@ -1,4 +1,4 @@
-"""The folder of a Flower app that plays one specification: `flwr run` takes it as it is."""
+"""Writes the folder of a Flower app that runs one specification, ready for `flwr run`."""
 
 import json
 import shutil
@@ -7,26 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core import BadInput
-from asfedbridge.runs import Spec, write_toml
+from asfedbridge.runs import NODES, Spec, write_toml
 
-STATES = "nodes"  # in the run folder, where all clients are on one machine: private states, a folder for each client
+STATES = NODES  # where all clients are on one machine
 # Run configuration: `flwr run --run-config 'key=value ...'`.
 CONFIG: dict[str, Any] = {
     "out": "run",  # the run folder, on the server
     "resume": False,
+    "from-round": 0,  # with resume: go back to the checkpoint after this many rounds; nodes need allow-rollback
     "data-root": "",  # on the server; a node has its own in its node config
-    "min-clients": 0,  # usable uploads that make a round; 0: those of all its participants
+    "min-clients": 0,  # usable uploads that a round needs; 0: half of its participants, at least two; -1: all
     "round-timeout": 3600.0,  # seconds a client has for its turn
-    "patience": 600.0,  # seconds to go on asking when there are too few; 0: the run ends
-    "gathering": 120.0,  # seconds that nodes have to come before the first round
-    "imports": "",  # files with models, separated by ':', that all processes can read; others are in the app
-    "callbacks": "",  # that the server adds, as of `run --callback`, separated by ';'
-    "report-to": "",  # a folder for progress and outcome, where `asfedbridge run` reads them
+    "patience": 600.0,  # seconds to retry clients that did not reply, if there are too few uploads
+    "gathering": 120.0,  # seconds to wait for nodes before the first round
+    "imports": "",  # plugin files, separated by ':', readable by all processes; others are in the app
+    "callbacks": "",  # added on the server, as with `run --callback`, separated by ';'
+    "report-to": "",  # folder for progress and outcome, read by `asfedbridge run`
 }
-# In the folder `report-to`: what the server says, how it ended, and its process.
+# In the folder `report-to`: the server's messages, its outcome and its process id.
 PROGRESS, OUTCOME, PROCESS = "progress.txt", "outcome.json", "process"
-PACKAGE, MODELS = "bridge_app", "models"  # in the app's folder; in the package: files with models of the user's own
-MODULE = '''"""Flower's way into asfedbridge: it plays the specification beside this file."""
+PACKAGE, MODELS = "bridge_app", "models"  # in the app's folder; in its package: the user's plugin files
+MODULE = '''"""Entry point of the Flower app: runs the specification next to this file."""
 
 from pathlib import Path
 
@@ -46,7 +47,7 @@ name = "bridge-app"
 version = "1.0.0"
 description = "A federation of asfedbridge"
 license = "Apache-2.0"
-dependencies = []  # keep it empty: nothing is installed at run time, machines have asfedbridge already
+dependencies = []  # keep it empty: machines have asfedbridge already, nothing is installed at run time
 
 [tool.flwr.app]
 publisher = "asfedbridge"
@@ -59,8 +60,8 @@ clientapp = "bridge_app:client"
 """
 
 CERTIFICATES = """#!/bin/sh
-# A certificate authority of your own and the SuperLink's certificate: certificates.sh HOST [HOST ...]
-# HOST is each name or address by which nodes reach the SuperLink. Only ca.crt goes to the nodes.
+# Creates a private certificate authority, the SuperLink's certificate and its secret: certificates.sh HOST [HOST ...]
+# HOST: every name or address by which nodes reach the SuperLink. Only ca.crt goes to the nodes.
 set -eu
 [ $# -ge 1 ] || { echo "usage: certificates.sh HOST [HOST ...]" >&2; exit 2; }
 umask 077
@@ -81,16 +82,18 @@ openssl req $new -keyout server.key -out server.csr -subj "/CN=$1"
 printf 'subjectAltName=%s\\nextendedKeyUsage=serverAuth\\nbasicConstraints=CA:FALSE\\n' "$names" > server.ext
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 825 -out server.pem -extfile server.ext
 rm server.csr server.ext
+head -c 32 /dev/urandom > superexec.secret
 chmod 644 ca.crt server.pem
-echo "certificates/: ca.crt (for everybody), server.pem and server.key (for the SuperLink), ca.key (keep it offline)"
+echo "certificates/: ca.crt (for everybody), server.pem, server.key and superexec.secret (for the SuperLink),"
+echo "ca.key (keep it offline)"
 """
 STEPS = """# A federation of asfedbridge over Flower
 
-- `app/`: what `flwr run` takes. `app/bridge_app/spec.toml` is the specification, `app/pyproject.toml` has the settings
-  of the server (`out`, `min-clients`, `round-timeout`, ...) under `[tool.flwr.app.config]`.
-- `certificates.sh`: makes the certificates of the SuperLink.
+- `app/`: the argument of `flwr run`. `app/bridge_app/spec.toml` is the specification; `app/pyproject.toml` has the
+  server's settings (`out`, `min-clients`, `round-timeout`, ...) under `[tool.flwr.app.config]`.
+- `certificates.sh`: creates the certificates of the SuperLink.
 
-What to do with them, step by step: docs/deployment.md of asfedbridge.
+The steps are on the page "Deploy on real machines" of the documentation (docs/deployment.md in the repository).
 """
 
 
@@ -105,19 +108,19 @@ def write_app(folder: Path, spec: Spec, config: Mapping[str, Any] | None = None)
 
 
 def check_network(spec: Spec) -> None:
-    """Refuse what would look into clients: their states, features and gradients never leave a node."""
+    """Refuse settings that need clients' states, features or gradients, which never leave a node."""
     for field, what in (("snapshot_every", "states"), ("diagnose_every", "features and gradients")):
         if value := getattr(spec, field):
             raise BadInput(
                 f"{field}={value}: the {what} of clients do not leave their nodes; "
-                f"set it to 0, or use --engine local or pool"
+                f"set it to 0, or use engine=local or engine=pool"
             )
 
 
 def write_deployment(folder: Path, spec: Spec, models: Sequence[str] = ()) -> None:
-    """A folder to begin a federation of real machines with; files with ``models`` go to every node with the app."""
+    """Write a folder for a federation on real machines; the plugin files ``models`` go to every node with the app."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder}: there is something already; give a new folder")
+        raise BadInput(f"{folder}: already exists; give a new folder")
     check_network(spec)
     write_app(folder / "app", spec)
     for number, file in enumerate(models):

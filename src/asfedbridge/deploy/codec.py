@@ -1,23 +1,24 @@
-"""What crosses the network: one flat array for a payload, a few plain values about it, and the numbers of a client.
+"""The content of messages: one flat array per payload, a few plain values about it, and the client's metrics.
 
 Names and shapes are never read from a message: both sides know what the method declares.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from asfedbridge.core import Codec, GuardError, Payload, Shapes, from_buffer, to_buffer
-from asfedbridge.deploy.messages import one_line
+from asfedbridge.core import Codec, GuardError, Payload, Shapes, from_buffer, one_line, to_buffer
 
-KIND = "asfedbridge.flat"  # bytes of `core.flat`: no header that would have to be parsed
+KIND = "asfedbridge.flat"  # bytes of `core.flat`, without a header to parse
 RECORDS = {"payload": ArrayRecord, "about": ConfigRecord, "metrics": MetricRecord}
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
-MOST_METRICS = 64
-# Of a client's record in rounds.jsonl: what a client reports must not overwrite what the server knows.
+MAX_METRICS = 64
+# The range of a reported metric, by the end of its name; all others must fit into a float32, as in the records.
+RANGES = {"accuracy": (0.0, 100.0), "fused_weight": (0.0, 1.0), "seconds": (0.0, 1e9)}
+FLOAT32 = (-3.4028234663852886e38, 3.4028234663852886e38)
+# Keys of a client's record in rounds.jsonl that the server writes and a client must not overwrite.
 OURS = {"round", "client", "kind", "model", "width", "downlink_bytes", "uplink_bytes", "event", "reason"}
 About = Mapping[str, Any]
 
@@ -32,7 +33,7 @@ def pack(payload: Payload, declared: Shapes, about: About, metrics: Mapping[str,
 
 
 def unpack(content: RecordDict, declared: Shapes, codec: Codec, what: str) -> tuple[Payload, About, dict[str, float]]:
-    """The payload as it travels, to be decoded past the guard; GuardError for everything that `pack` would not make."""
+    """The encoded payload, still to be decoded and checked; GuardError for anything that `pack` would not produce."""
     for name, kind in RECORDS.items():
         if type(content.get(name)) is not kind:
             raise GuardError(f"{what}: the message has no record '{name}'")
@@ -40,20 +41,22 @@ def unpack(content: RecordDict, declared: Shapes, codec: Codec, what: str) -> tu
         raise GuardError(f"{what}: the message has {len(content)} records, not {len(RECORDS)}")
     record: Any = content["payload"]
     if list(record) != ["flat"] or (record["flat"].stype, record["flat"].dtype) != (KIND, "uint8"):
-        raise GuardError(f"{what}: a payload is one array of {KIND}")
+        raise GuardError(f"{what}: expected one array of {KIND} as the payload")
     payload = from_buffer(record["flat"].data, declared, codec, what)
     return payload, dict(content["about"]), _metrics(content["metrics"], what)
 
 
 def _metrics(record: Any, what: str) -> dict[str, float]:
-    if len(record) > MOST_METRICS:
-        raise GuardError(f"{what}: {len(record)} numbers reported, at most {MOST_METRICS} are taken")
+    if len(record) > MAX_METRICS:
+        raise GuardError(f"{what}: {len(record)} metrics reported, at most {MAX_METRICS} are accepted")
     metrics: dict[str, float] = {}
     for name, value in record.items():
         if not METRIC_NAME.fullmatch(name) or name in OURS:
-            raise GuardError(f"{what}: {name[:70]!r} is no name for a number that a client reports")
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise GuardError(f"{what}: '{name}' is reported as {one_line(str(value), 40)}, not as a finite number")
+            raise GuardError(f"{what}: {name[:70]!r} is not a valid name of a metric")
+        least, most = next((ends for ending, ends in RANGES.items() if name.endswith(ending)), FLOAT32)
+        if type(value) not in (int, float) or not least <= value <= most:  # also refuses NaN
+            told = one_line(str(value), 40)
+            raise GuardError(f"{what}: metric '{name}' is {told}, expected a number from {least:g} to {most:g}")
         metrics[name] = value
     return metrics
 

@@ -1,4 +1,4 @@
-"""The server side: an engine whose clients are Flower's SuperNodes. One message to each client and round, one back."""
+"""The server side: an engine whose clients are Flower's SuperNodes. One message per client and round, and one reply."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,30 +7,30 @@ from typing import Any
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from asfedbridge.core import ClientInfo, GuardError, Method, Payload, Round, Task, Upload
+from asfedbridge.core import ClientInfo, GuardError, Method, Payload, Round, Task, Upload, one_line
 from asfedbridge.deploy.codec import pack, unpack
-from asfedbridge.deploy.messages import fault, one_line, replies, send
+from asfedbridge.deploy.messages import LONGEST_REASON, fault, replies, send
 from asfedbridge.deploy.node_registry import Roster
 from asfedbridge.deploy.node_states import before_round
 from asfedbridge.deploy.replies import Answer
 from asfedbridge.engines import ASK_AGAIN, Event, Reply, Tolerance, owner, state_name
 
-ON_THE_NODE = "node"  # in place of a checksum: the state is not here
+ON_THE_NODE = "node"  # instead of a checksum: the state is on the node
 
 
 class FlowerEngine:
-    """``run`` names this run on the nodes; a turn has ``timeout`` seconds."""
+    """``run`` is the run's name on the nodes; a turn may take ``timeout`` seconds."""
 
     def __init__(
         self, grid: Grid, roster: Roster, method: Method, task: Task, tolerance: Tolerance, run: str, timeout: float
     ) -> None:
         self._grid, self._roster, self._method, self._task = grid, roster, method, task
         self._tolerance, self._run, self._timeout = tolerance, run, timeout
-        self._since: dict[int, int] = {}  # by client: the round after its last turn
-        self._next = self._safe = 0  # the round after the last one played; the one that the checkpoint leads back to
+        self._since: dict[int, int] = {}  # client -> the round after its last turn
+        self._next = self._safe = 0  # the round after the last one; the round that continues from the checkpoint
         sizes = [method.uploads(task, info).values() for info in roster.infos.values()]
         self._largest = 4 * max((sum(map(math.prod, shapes)) for shapes in sizes), default=0)  # bytes of an upload
-        self._away = set(roster.infos) - set(roster.seats)  # whose next upload is an event
+        self._away = set(roster.infos) - set(roster.seats)  # clients whose next upload is reported as an event
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "flower", "workers": len(self._roster.infos)}
@@ -50,7 +50,7 @@ class FlowerEngine:
                 if message_id:
                     sent[message_id] = client
                 else:
-                    found[client] = Event("lost", client, "the SuperLink does not take messages for its node")
+                    found[client] = Event("lost", client, "the SuperLink accepts no messages for its node")
             else:
                 found[client] = Event("absent", client, "none of its nodes is online")
         for message_id, answer in replies(self._grid, sent, self._timeout, self._largest):
@@ -61,7 +61,7 @@ class FlowerEngine:
         return found
 
     def save(self) -> Mapping[str, str]:
-        """The states are on the nodes; a checkpoint remembers of which round."""
+        """States are on the nodes; a checkpoint records only their rounds."""
         self._safe = self._next
         return {state_name(client, since): ON_THE_NODE for client, since in sorted(self._since.items())}
 
@@ -90,7 +90,9 @@ class FlowerEngine:
         try:
             payload, about, metrics = unpack(answer.content, declared, self._task.compress, what)
             if about != expected:
-                raise GuardError(f"{what}: it says of itself {one_line(str(about))}, not {expected}")
+                raise GuardError(
+                    f"{what}: it describes itself as {one_line(str(about), LONGEST_REASON)}, expected {expected}"
+                )
         except GuardError as error:
             return Event("refused", client, str(error))
         return Upload(payload, metrics)
@@ -99,7 +101,7 @@ class FlowerEngine:
         if isinstance(reply, Event):
             if reply.what in ASK_AGAIN:
                 self._away.add(client)
-            else:  # perhaps it is no longer who it was: it has to say again
+            else:  # the node may have changed: it must introduce itself again
                 self._roster.seats.pop(client, None)
             return
         if client in self._away:

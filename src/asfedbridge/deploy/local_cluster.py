@@ -1,26 +1,23 @@
-"""A whole federation on this machine, for trying out and for tests: a SuperLink and its SuperNodes on loopback."""
+"""A complete federation on this machine, for trials and tests: a SuperLink and its SuperNodes.
+
+They communicate over Unix sockets that only their user can reach (``sockets``).
+"""
 
 import json
-import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from asfedbridge.core import WorkerLost
-from asfedbridge.deploy.processes import start
+from asfedbridge.deploy.processes import CROWD, start
+from asfedbridge.deploy.scratch import Scratch
+from asfedbridge.deploy.sockets import FOLDER, PATIENCE, address_of, answers, path_of
 
-HERE = "127.0.0.1"
-PATIENCE = 300.0  # seconds for a program to answer; the first one may have to compile
-LAST_LINES = 15  # of a log, when a program dies
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        return int(probe.getsockname()[1])
+LAST_LINES = 15  # lines of a program's log that are shown when it dies
+FULL_RATE_NODES = 10  # up to this many nodes poll at full rate; with more, each polls less often
+TASK_POLL, TASK_PAUSE = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", 0.25  # seconds between requests for tasks
 
 
 class Loopback:
@@ -28,21 +25,27 @@ class Loopback:
 
     def __init__(self, folder: Path, nodes: Mapping[int, Mapping[str, Any]], preload: Sequence[str] = ()) -> None:
         self.folder, self._preload = folder, preload
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._processes: dict[str, BaseProcess] = {}
-        self.address = f"{HERE}:{free_port()}"
+        self._scratch = Scratch()  # its own folder: the path of a socket must be short
+        self.sockets = self._scratch.path
+        crowd = max(1.0, len(nodes) / FULL_RATE_NODES)
+        self._env = {FOLDER: str(self.sockets), CROWD: str(crowd), TASK_POLL: str(crowd * TASK_PAUSE)}
+        self.address = address_of("superlink")
         try:
             self._start("superlink", "superlink", ["--insecure", "--isolation=process", *_at(self.address)])
             self._start("tasks", "server", [self.address])
-            ports = {client: f"{HERE}:{free_port()}" for client in nodes}
+            self._await("superlink")  # otherwise they would all retry while it starts
             for client, config in nodes.items():
-                self.start_node(client, config, ports[client])
+                self.start_node(client, config)
         except BaseException:
             self.close()
             raise
 
-    def start_node(self, client: int, config: Mapping[str, Any], address: str, superlink: str | None = None) -> None:
-        """``superlink``: by another way to it than the direct one."""
+    def start_node(self, client: int, config: Mapping[str, Any], superlink: str | None = None) -> None:
+        """``superlink``: another address of it, for example a proxy."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        address = address_of(f"node-{client}")
         words = ["--insecure", "--isolation=process", *_at(address)]
         self._start(
             "supernode", f"node-{client}", [*words, "--superlink", superlink or self.address, "--node-config", pairs]
@@ -50,7 +53,7 @@ class Loopback:
         self._start("tasks", f"tasks-{client}", [address])
 
     def restart_server(self) -> None:
-        """Kill the server of every run, as a crash would; what is submitted next gets a new one."""
+        """Kill the server of every run, as a crash would; the next submitted run gets a new one."""
         process = self._processes.pop("server")
         process.kill()
         process.join()
@@ -58,7 +61,6 @@ class Loopback:
 
     def submit(self, app: Path) -> None:
         """Start the run that an app folder describes."""
-        self._await(self.address, "superlink")
         home = self.folder / "flwr"
         home.mkdir(exist_ok=True)
         connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.address}"\ninsecure = true\n'
@@ -70,31 +72,32 @@ class Loopback:
             raise WorkerLost(f"flwr run failed: {self._tail('flwr')}")
 
     def check(self) -> None:
-        """WorkerLost if a program is no longer there."""
+        """Raise WorkerLost if a program has ended."""
         for name, process in self._processes.items():
             if not process.is_alive():
-                raise WorkerLost(f"Flower's {name} ended by itself: {self._tail(name)}")
+                raise WorkerLost(f"Flower's {name} ended unexpectedly: {self._tail(name)}")
 
     def close(self) -> None:
-        """At once: what is on the disk bears that."""
+        """Stop everything at once, which atomic files tolerate."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
             process.join()
         self._processes = {}
+        self._scratch.close()
 
     def _start(self, program: str, name: str, words: Sequence[str]) -> None:
         home = self.folder / name
-        home.mkdir(parents=True, exist_ok=True)
-        env = {"FLWR_HOME": str(home)}
+        home.mkdir(exist_ok=True)
+        env = {"FLWR_HOME": str(home), **self._env}
         self._processes[name] = start(program, words, env, self.folder / f"{name}.log", self._preload)
 
-    def _await(self, address: str, name: str) -> None:
-        host, _, port = address.partition(":")
+    def _await(self, name: str) -> None:
+        path = path_of(self.sockets, address_of(name))
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self.check()
-            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            if answers(path):
                 return
             time.sleep(0.1)
         raise WorkerLost(f"Flower's {name} does not answer: {self._tail(name)}")

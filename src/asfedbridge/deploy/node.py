@@ -1,4 +1,4 @@
-"""The client side: who a node is, and its turn. What is private stays in the node's folder."""
+"""The client side: a node's introduction and its turn. Private states stay in the node's folder."""
 
 import logging
 import sys
@@ -11,29 +11,31 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from asfedbridge.core import ClientInfo, GuardError, Method, Round, Shard, Task
+from asfedbridge.core import ClientInfo, GuardError, Method, Round, Shard, Task, one_line
 from asfedbridge.deploy.codec import pack, read_count, unpack
-from asfedbridge.deploy.messages import LINGER, one_line
+from asfedbridge.deploy.messages import LINGER, LONGEST_REASON
 from asfedbridge.deploy.node_states import NodeStates
-from asfedbridge.engines import ClientHost, end_after
+from asfedbridge.engines import ClientHost, Keep, end_after
 
-MOST_ROUNDS = 10**6
-OWN_PROCESS = ("flwr-clientapp", "tasks")  # programs that have a process for each turn; a simulation's have not
-LONGEST_REASON = 300  # characters: the traceback stays in the node's own log
+MAX_ROUNDS = 10**6
+OWN_PROCESS = ("flwr-clientapp", "tasks")  # programs that run each turn in its own process, unlike a simulation
 logger = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node as its operator set it up: whose client it is, its data, where its private states go."""
+    """A node as its operator configured it: its client, its data, the folder of its private states."""
 
     method: Method
     task: Task
     info: ClientInfo
     shard: Shard
     states: Path
-    identity: Mapping[str, str]  # of specification and data: the server's must be the same
+    identity: Mapping[str, str]  # digests of specification and data, which must equal the server's
     device: torch.device | str = "cpu"
+    allow_rollback: bool = False  # to before the server's last checkpoint
+    history: int = 0  # rounds between the oldest and the newest checkpoint that the server keeps, at most
+    keep_in: Callable[[Path], Keep | None] = lambda _: None  # writes the trained client to a folder
 
 
 OpenSite = Callable[[Context], Site]
@@ -54,9 +56,9 @@ def make_client_app(open_site: OpenSite) -> ClientApp:
 
 
 def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """A reply, whatever happens: a ClientApp that returns none leaves its SuperNode deaf for good."""
+    """Always returns a reply: a ClientApp that returns none blocks its SuperNode for good."""
     if Path(sys.argv[0]).name in OWN_PROCESS:
-        end_after(message.metadata.ttl - LINGER)  # wherever it hangs: in reading its data, too
+        end_after(message.metadata.ttl - LINGER)  # wherever it hangs, also while reading its data
     try:
         content = work()
     except Exception as error:
@@ -88,15 +90,16 @@ def _turn(message: Message, site: Site) -> RecordDict:
         raise GuardError(f"{what}: it is for client {one_line(str(about.get('client')), 20)}")
     total = read_count(about, "total", 1, task.rounds, what) if "total" in about else task.rounds
     rnd = Round(read_count(about, "round", 0, total, what), total)
-    since = read_count(about, "since", 0, MOST_ROUNDS, what)
-    safe = read_count(about, "safe", 0, MOST_ROUNDS, what)
-    states = NodeStates(site.states, str(about.get("run")), info.id)
+    since = read_count(about, "since", 0, MAX_ROUNDS, what)
+    safe = read_count(about, "safe", 0, rnd.index, what)
+    states = NodeStates(site.states, str(about.get("run")), info.id, site.allow_rollback)
     with states.held(message.metadata.ttl / 2):
-        host = ClientHost(method, task, [info], [site.shard], device=site.device, capacity=1, folder=states.folder)
+        options: dict[str, Any] = {"device": site.device, "folder": states.folder, "keep": site.keep_in(states.folder)}
+        host = ClientHost(method, task, [info], [site.shard], capacity=1, **options)
         states.go_to(host, rnd.index, since)
         upload = host.turn(info.id, down, rnd)
         if not rnd.closing:
-            states.keep(host, rnd.index, safe)
+            states.keep(host, rnd.index, safe, site.history)
     told = {"client": info.id, "round": rnd.index, "train": info.train_size}
     declared = {} if rnd.closing else method.uploads(task, info)
     return pack(upload.payload, declared, told, upload.metrics)

@@ -1,4 +1,4 @@
-"""Which node is which client. Who is foreign, has other data or is there twice gets no seat."""
+"""Assigns nodes to clients. Nodes that are unknown, duplicated or have other data are rejected."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,47 +8,68 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from asfedbridge.core import ClientInfo, GuardError
+from asfedbridge.core import ClientInfo, GuardError, one_line
 from asfedbridge.deploy.codec import read_count
-from asfedbridge.deploy.messages import fault, one_line, replies, send
+from asfedbridge.deploy.messages import fault, replies, send
 from asfedbridge.deploy.replies import Answer
 from asfedbridge.engines import Event
 
-MOST_EXAMPLES = 10**8
-MOST = (10**5, 64, 256, 1000)  # classes, channels, image size, frames: networks are built from what a node says
-ASK_AFTER = 20.0  # seconds before a node that got no seat is asked again: it may have been restarted meanwhile
-GRACE = 20.0  # seconds that everybody waits for the answer of one that was just asked
-ANSWER_WITHIN = 3600.0  # and that it has: it may be at work for a server that was killed
-PAUSE = 0.5  # between two looks at who is there
+MAX_EXAMPLES = 10**8
+# Classes, channels, image size, frames: the server builds networks from what a node reports.
+MAX_SHAPE = (10**5, 64, 256, 1000)
+ASK_AFTER = 20.0  # seconds before a rejected node is asked again: it may have been restarted
+GRACE = 20.0  # seconds that a round waits for nodes that were just asked
+ANSWER_WITHIN = 3600.0  # seconds such a node has to answer: it may still be busy for a server that was killed
+PAUSE = 0.5  # seconds between checks for new nodes
+REMIND_AFTER = 30.0  # seconds between messages about missing clients
 Tell = Callable[[Event], None]
-Shape = tuple[int, int, int, int]  # of the data: classes, channels, image size, frames
+Shape = tuple[int, int, int, int]  # classes, channels, image size, frames
 
 
 class Roster:
-    """``infos`` are the fleet's clients. Where the data are on the nodes alone, sizes of 0 are filled in by them, and
-    what else the first node says of its data must be everybody's; a server that has seen the data gives their shape."""
+    """``infos`` are the fleet's clients. With data=nodes, the nodes report their sizes (0 until then), and the shape
+    that most of them report must be that of all (``agree``); a server that has the data passes their ``shape``."""
 
     def __init__(
         self, grid: Grid, infos: Sequence[ClientInfo], identity: Mapping[str, str], shape: Shape | None = None
     ) -> None:
         self._grid, self._identity = grid, identity
         self.infos = {info.id: info for info in infos}
-        self.seats: dict[int, int] = {}  # client: node, of those that are online
+        self.seats: dict[int, int] = {}  # client -> node, if online
         self._common: dict[str, Any] = {"shape": list(shape)} if shape else {}
-        self._turned_away: dict[int, tuple[float, str]] = {}  # node: until when, and why
-        self._asked: dict[str, int] = {}  # message: node, of those that have not answered yet
+        # Until the nodes agree: client -> its entry before it had a node, and what its node reports of the data.
+        self._reported: dict[int, tuple[ClientInfo, dict[str, Any]]] = {}
+        self._turned_away: dict[int, tuple[float, str]] = {}  # rejected node -> until when, and why
+        self._asked: dict[str, int] = {}  # message -> node that has not answered yet
 
     @property
     def shape(self) -> Shape | None:
-        """Of everybody's data, once a node has said it."""
+        """The shape of the data, once the nodes have agreed on it."""
         if not self._common:
             return None
         classes, channels, image_size, frames = self._common["shape"]
         return classes, channels, image_size, frames
 
     def meet(self, tell: Tell) -> None:
-        """Ask nodes that are new, seat those that have answered, forget those that are gone. Who was just asked is
-        waited for a little; who is busy with another turn answers when it is over, and is met then."""
+        """Ask new nodes to introduce themselves, assign those that answered, drop those that are offline. Waits briefly
+        for nodes just asked; a node busy with another turn answers when it is done and is assigned then."""
+        self._meet(tell)
+        self.agree(tell)
+
+    def agree(self, tell: Tell) -> None:
+        """Fix the shape of the data as reported by most of the assigned nodes; in a tie the lowest client id decides.
+        Nodes that report another one are rejected."""
+        votes = [self._reported[client][1] for client in sorted(self.seats) if client in self._reported]
+        if self._common or not votes:
+            return
+        self._common = max(votes, key=votes.count)
+        for client, (info, reported) in self._reported.items():
+            if client in self.seats and (why := _difference(client, reported, self._common)):
+                node, self.infos[client] = self.seats.pop(client), info
+                self._turn_away(node, Event("refused", None, f"node {node}: {why}"), tell)
+        self._reported = {}
+
+    def _meet(self, tell: Tell) -> None:
         online = set(self._grid.get_node_ids())
         self.seats = {client: node for client, node in self.seats.items() if node in online}
         self._turned_away = {node: why for node, why in self._turned_away.items() if node in online}
@@ -63,22 +84,31 @@ class Roster:
         for message_id, answer in replies(self._grid, list(self._asked), GRACE if strangers else 0.0, 0):
             if answer is not None:
                 answers[self._asked.pop(message_id)] = answer
-        for node, answer in sorted(answers.items()):  # in order of their numbers, not of their answers
+        for node, answer in sorted(answers.items()):  # by node id, not in order of arrival
             if event := self._seat(node, answer):
-                if self._turned_away.get(node, (0.0, ""))[1] != event.reason:
-                    tell(event)
-                self._turned_away[node] = (time.monotonic() + ASK_AFTER, event.reason)
+                self._turn_away(node, event, tell)
 
-    def gather(self, seconds: float, tell: Tell, enough: int = 0) -> None:
-        """Until every client has a node, or ``enough`` of them, or time is up."""
-        deadline = time.monotonic() + seconds
-        self.meet(tell)
-        while len(self.seats) < (enough or len(self.infos)) and time.monotonic() < deadline:
+    def _turn_away(self, node: int, event: Event, tell: Tell) -> None:
+        if self._turned_away.get(node, (0.0, ""))[1] != event.reason:
+            tell(event)
+        self._turned_away[node] = (time.monotonic() + ASK_AFTER, event.reason)
+
+    def gather(
+        self, seconds: float, tell: Tell, enough: int = 0, remind: Callable[[list[int]], None] = lambda missing: None
+    ) -> None:
+        """Wait until all clients, or ``enough`` of them, have a node, or time is up; ``remind`` reports missing
+        clients. Call ``agree`` afterwards: the first node does not decide for all."""
+        begin = reminded = time.monotonic()
+        self._meet(tell)
+        while len(self.seats) < (enough or len(self.infos)) and time.monotonic() < begin + seconds:
+            if time.monotonic() > reminded + REMIND_AFTER:
+                reminded = time.monotonic()
+                remind([client for client in self.infos if client not in self.seats])
             time.sleep(PAUSE)
-            self.meet(tell)
+            self._meet(tell)
 
     def _seat(self, node: int, answer: Answer) -> Event | None:
-        """Give it the seat of the client it says it is, or say why not."""
+        """Assign the node to the client it names; returns why it was rejected, if it was."""
         if event := fault(answer, None, ANSWER_WITHIN):
             return event
         assert isinstance(answer, Message)
@@ -87,8 +117,10 @@ class Roster:
             info = self._check(about)
         except (GuardError, TypeError, ValueError) as error:
             return Event("refused", None, f"node {node}: {error}")
+        if not self._common:
+            before, _ = self._reported.get(info.id, (self.infos[info.id], {}))
+            self._reported[info.id] = before, _common(about)
         self.infos[info.id] = info
-        self._common = self._common or _common(about)
         self.seats[info.id] = node
         self._turned_away.pop(node, None)
         return None
@@ -98,35 +130,43 @@ class Roster:
         if type(client) is not int or client not in self.infos:
             numbers = f"{min(self.infos)} to {max(self.infos)}"
             raise GuardError(
-                f"it says it is client {one_line(str(client), 40)}, who is not of this run; set client-id to {numbers}"
+                f"it reports client-id={one_line(str(client), 40)}, not one of this run; set client-id to {numbers}"
             )
         info, what = self.infos[client], f"client {client}"
         if client in self.seats:
-            raise GuardError(f"it says it is client {client}, who is there already")
+            raise GuardError(f"it reports client-id={client}, which another node has already")
         for name, ours in (("kind", info.full_kind), ("model", f"{info.model}@{info.width:g}")):
             if about.get(name) != ours:
                 raise GuardError(f"{what}: its {name} is {one_line(str(about.get(name)), 40)}, not {ours} as in fleet")
         for name, ours in self._identity.items():
             if about.get(f"identity.{name}") != ours:
-                raise GuardError(f"{what}: it has another {name} than the server; give it the same")
+                raise GuardError(f"{what}: its {name} differs from the server's; both must be the same")
         sizes = {
-            "train": read_count(about, "train", 1, MOST_EXAMPLES, what),
-            "test": read_count(about, "test", 1, MOST_EXAMPLES, what),
+            "train": read_count(about, "train", 1, MAX_EXAMPLES, what),
+            "test": read_count(about, "test", 1, MAX_EXAMPLES, what),
         }
         known = {"train": info.train_size, "test": info.test_size}
         if info.train_size and sizes != known:
-            raise GuardError(f"{what}: it says it has {sizes} examples, not {known}")
-        for name, value in _common(about).items():
-            if self._common.get(name, value) != value:
-                raise GuardError(f"{what}: its {name} is {one_line(str(value), 80)}, others have {self._common[name]}")
+            raise GuardError(f"{what}: it reports {sizes} examples, expected {known}")
+        if why := _difference(client, _common(about), self._common):
+            raise GuardError(why)
         return replace(info, train_size=sizes["train"], test_size=sizes["test"])
 
 
 def _common(about: Mapping[str, Any]) -> dict[str, Any]:
     shape: Any = about.get("shape")
     fits = isinstance(shape, list) and [type(n) for n in shape] == [int] * 4
-    if not fits or not all(0 < n <= most for n, most in zip(shape, MOST, strict=True)):
+    if not fits or not all(0 < n <= most for n, most in zip(shape, MAX_SHAPE, strict=True)):
         raise GuardError(
-            f"shape={one_line(str(shape), 80)} is not classes, channels, image size and frames of at most {MOST}"
+            f"shape={one_line(str(shape), 80)} is not classes, channels, image size and frames of at most {MAX_SHAPE}"
         )
     return {name: value for name, value in about.items() if name == "shape" or name.startswith("identity.")}
+
+
+def _difference(client: int, reported: Mapping[str, Any], common: Mapping[str, Any]) -> str:
+    """Where the data of a client differ from the others'; empty if they do not."""
+    for name, value in reported.items():
+        if (others := common.get(name, value)) != value:
+            own, theirs = one_line(str(value), 80), one_line(str(others), 80)
+            return f"client {client}: its {name} is {own}, the others have {theirs}"
+    return ""

@@ -1,6 +1,6 @@
-"""Imported by the process that all of Flower's are forked from: what each turn would load and look up for itself.
+"""Imported by the process from which Flower's processes are forked, so that turns need not import it themselves.
 
-Everything here runs on one thread, so that none is lost in a fork.
+Everything here runs on one thread: threads do not survive a fork.
 """
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from asfedbridge.kernels import cut
 from asfedbridge.models import compile_kernels
 
-THREADS = torch.get_num_threads()  # what a process that is told no number would have
+THREADS = torch.get_num_threads()  # torch's default number of threads
 
 torch.set_num_threads(1)
 compile_kernels()

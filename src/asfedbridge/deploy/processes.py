@@ -1,6 +1,6 @@
-"""Processes that are Flower's programs: one is loaded, all others are forked from it, none is left behind.
+"""Starts Flower's programs as processes forked from one that has loaded everything, and leaves no orphans.
 
-This module does not import flwr: who starts programs need not load them.
+This module does not import flwr: the process that starts programs need not load them.
 """
 
 import importlib
@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from asfedbridge.engines import deaf_to_ctrl_c, end_with_parent, worker_context
+from asfedbridge.core import block_terminal_signals, end_with_parent
+from asfedbridge.engines import worker_context
 
+CROWD = "ASFEDBRIDGE_CROWD"  # environment variable: factor on all timeouts, as many processes share the machine
 PROGRAMS, WARM = "asfedbridge.deploy.programs", "asfedbridge.deploy.preload"
-QUIET = {  # no calls home, nothing installed, nothing but loopback
+QUIET = {  # no telemetry, no installations, loopback only
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -27,12 +29,12 @@ def start(
 ) -> BaseProcess:
     """Start a program of ``programs.run_program``.
 
-    ``preload`` are modules that apps will import; they must not start threads.
+    ``preload``: modules that apps will import; they must not start threads.
     """
-    os.environ.update(QUIET)  # some of it is read when flwr is loaded
+    os.environ.update(QUIET)  # flwr reads some of it on import
     context = worker_context(PROGRAMS, WARM, *preload)
     process: BaseProcess = context.Process(target=_begin, args=(name, list(words), dict(env), str(log)), daemon=True)
-    with deaf_to_ctrl_c():
+    with block_terminal_signals():
         process.start()
     return process
 

@@ -1,7 +1,7 @@
-"""Flower's programs as functions, for processes that are forked from one that has loaded everything.
+"""Flower's programs as functions, for processes forked from one that has loaded everything.
 
-Flower starts a new process for each message, which loads torch anew each time. `serve_tasks` takes the place of its
-`flower-superexec` and forks that process instead. This leans on flwr's inner parts: the version is pinned.
+Flower starts a new process for each message, which imports torch every time. `serve_tasks` replaces `flower-superexec`
+and forks that process instead.
 """
 
 import gc
@@ -10,32 +10,42 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import torch
-from flwr.cli.app import app as flwr_command
-from flwr.supercore.constant import TaskType
-from flwr.supercore.exit import exit_handler
-from flwr.supercore.superexec import run_superexec as superexec
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.superlink.cli import flower_superlink
-from flwr.superlink.runtime.run_serverapp import run_serverapp
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
-from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from asfedbridge.core import BadInput
 from asfedbridge.deploy import apps
-from asfedbridge.deploy.polling import BriskTime, quicken
+from asfedbridge.deploy.flwr_internals import (
+    ExecutionSpec,
+    LaunchResult,
+    SubprocessExecutor,
+    TaskType,
+    exit_handler,
+    flower_superlink,
+    flower_supernode,
+    flwr_command,
+    load_superexec_auth_secret,
+    mirror_output_to_queue,
+    run_clientapp,
+    run_serverapp,
+    start_client_internal,
+    superexec,
+    validate_and_resolve_root_certificates,
+)
+from asfedbridge.deploy.polling import LONGEST_SLEEP, BriskTime, be_patient, quicken
+from asfedbridge.deploy.processes import CROWD
+from asfedbridge.deploy.sockets import use_sockets
 from asfedbridge.engines import die_with
 
 quicken()
+WATCHED = 60  # factor on timeouts: whoever starts a SuperLink here notices by itself when a program ends
 
 
-class ForkingExecutor(SubprocessExecutor):
-    """Takes the place of the executor that starts programs: a task is a fork of this process."""
+class ForkingExecutor(SubprocessExecutor):  # type: ignore[misc]
+    """Replaces the executor that starts programs: a task is a fork of this process."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         runs: dict[TaskType, Callable[..., None]] = {
@@ -51,7 +61,9 @@ class ForkingExecutor(SubprocessExecutor):
             with suppress(BaseException):
                 die_with(parent)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                exit_handler.registered_exit_handlers.clear()  # those of the parent
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # how flwr ends a task that lost
+                # its token; it would hang otherwise
+                exit_handler.registered_exit_handlers.clear()  # the parent's handlers
                 if warm := sys.modules.get("asfedbridge.deploy.preload"):
                     torch.set_num_threads(warm.THREADS)
                 certificates = validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure)
@@ -70,35 +82,48 @@ class ForkingExecutor(SubprocessExecutor):
 
 
 def _run_server(**options: Any) -> None:
-    run_serverapp(log_queue=Queue(), **options)
+    lines: Queue[str | None] = Queue()
+    mirror_output_to_queue(lines)  # for `flwr log`
+    run_serverapp(log_queue=lines, **options)
 
 
-def serve_tasks(address: str, certificates: str | None) -> None:
-    """Fork a process for each task that the SuperLink or SuperNode at ``address`` has."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    sys.argv = ["tasks"]  # by which a turn knows that its process is its own
+def serve_tasks(address: str, certificates: Path | None = None, secret: Path | None = None) -> None:
+    """Fork a process for each task of the SuperLink or SuperNode at ``address``. ``secret``: the file that
+    authenticates us."""
+    try:
+        known_by = load_superexec_auth_secret(str(secret) if secret else None)
+    except ValueError as error:
+        raise BadInput(f"--superexec-auth-secret-file {secret}: {error}") from None
+    gc.freeze()  # exclude loaded objects from garbage collection, which would touch and so copy every page after a fork
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
+    sys.argv = ["tasks"]  # tells a turn that it has a process of its own
     apps.start_cache()
     executor = ForkingExecutor()
     superexec.get_executor = lambda *args, **options: executor
     superexec.run_superexec(
         runtime_api_address=address,
         insecure=certificates is None,
-        root_certificates_path=certificates,
+        root_certificates_path=str(certificates) if certificates else None,
+        superexec_auth_secret=known_by,
         runtime_dependency_install=False,
     )
 
 
 def run_program(name: str, words: list[str]) -> None:
-    """A program of Flower's (`superlink`, `supernode`, `flwr`), or `tasks ADDRESS [CERTIFICATES]`."""
-    gc.freeze()  # what is loaded stays: else it is gone through again and again, and every page of it copied
+    """Run one of Flower's programs (`superlink`, `supernode`, `flwr`), or `tasks ADDRESS`."""
+    gc.freeze()
     sys.argv = [name, *words]
+    use_sockets(os.environ)
+    crowd = float(os.environ.get(CROWD, 1))
     match name:
         case "superlink":
+            be_patient(WATCHED)
             flower_superlink()
         case "supernode":
-            start_client_internal.time = BriskTime()  # type: ignore[assignment]
+            be_patient(crowd)
+            start_client_internal.time = BriskTime(crowd * LONGEST_SLEEP)
             flower_supernode()
         case "flwr":
             flwr_command()
         case "tasks":
-            serve_tasks(words[0], words[1] if len(words) > 1 else None)
+            serve_tasks(words[0])

@@ -1,8 +1,8 @@
-"""Replies before they are objects: taken from the SuperLink within limits of size and time, parsed with care.
+"""Fetches and parses replies within limits of size and time.
 
-flwr's own Grid parses in the server's process whatever a registered node has written. A part that is no record would
-end the run; an array that names one part a thousand times would fill the memory; a reply that trickles in would be
-waited for by everybody, for up to two hours. This leans on flwr's inner parts: the version is pinned.
+flwr's own Grid parses whatever a registered node has written in the server's process. A malformed record would end the
+run, an array that lists one part a thousand times would exhaust memory, and a reply that trickles in would delay
+everybody for up to two hours. Depends on flwr's internals: the version is pinned.
 """
 
 import json
@@ -11,35 +11,33 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from flwr.app import Array, Message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    inflate_object_from_contents,
-    pull_objects,
-)
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from asfedbridge.core import GuardError
+from asfedbridge.deploy.flwr_internals import (
+    ConfirmMessageReceivedRequest,
+    HttpGrid,
+    ObjectPullError,
+    PullAppMessagesRequest,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    make_pull_object_fn_protobuf,
+    pull_objects,
+)
 
-SLACK = 1 << 20  # bytes for all that is not payload: records, metrics, heads
-MOST_PARTS = 256  # of a reply; flwr cuts arrays into parts of megabytes
-AT_ONCE = 8  # replies taken side by side: a slow one does not keep the others waiting
+SLACK = 1 << 20  # bytes allowed besides the payload: records, metrics, headers
+MAX_PARTS = 256  # parts of a reply; flwr splits arrays into parts of megabytes
+AT_ONCE = 8  # replies fetched concurrently, so that a slow one does not delay the others
 
-Answer = Message | GuardError | None  # a message; why it is refused; not all of it came
+Answer = Message | GuardError | None  # the message; why it is refused; None: incomplete
 
 
 def arrivals(grid: Grid, message_ids: Sequence[str], largest: int, seconds: float) -> Iterator[tuple[str, Answer]]:
-    """What has been announced by now, with the id of the message that it answers: as the SuperLink knows it, not as
-    the node wrote it. At most ``largest`` bytes each; its parts must come within ``seconds``."""
-    if not isinstance(grid, HttpGrid):  # a simulation: nodes are ours, and write no bytes themselves
+    """The replies announced so far, each with the id of the message it answers, according to the SuperLink and not to
+    the node. Each may have ``largest`` bytes, and its parts must arrive within ``seconds``."""
+    if not isinstance(grid, HttpGrid):  # a simulation: nodes are our own processes and send objects
         for message_id in message_ids:
             for answer in grid.pull_messages([message_id]):
                 yield message_id, answer
@@ -56,14 +54,14 @@ def arrivals(grid: Grid, message_ids: Sequence[str], largest: int, seconds: floa
 
 
 def _take(grid: HttpGrid, reply_id: str, parts: list[str], largest: int, seconds: float) -> Answer:
-    if len(parts) > MOST_PARTS:
-        return GuardError(f"it has {len(parts)} parts, at most {MOST_PARTS} are taken")
+    if len(parts) > MAX_PARTS:
+        return GuardError(f"it has {len(parts)} parts, at most {MAX_PARTS} are accepted")
     client, run_id, size = grid._runtime_client, grid.run.run_id, 0
     pull = make_pull_object_fn_protobuf(client.PullObject, grid.node, run_id)
 
     def counted(part: str) -> bytes:
         nonlocal size
-        content = pull(part)
+        content: bytes = pull(part)
         size += len(content)
         if size > largest:
             raise GuardError(f"it has more than {largest} bytes")
@@ -77,18 +75,18 @@ def _take(grid: HttpGrid, reply_id: str, parts: list[str], largest: int, seconds
     except GuardError as error:
         answer = error
     done = ConfirmMessageReceivedRequest(node=grid.node, run_id=run_id, message_object_id=reply_id)
-    client.ConfirmMessageReceived(done)  # the SuperLink may forget it
+    client.ConfirmMessageReceived(done)  # the SuperLink may delete it
     return answer
 
 
 def inflate(reply_id: str, contents: dict[str, bytes], largest: int) -> Message | GuardError:
-    """A message from the parts that a node wrote, or why there is none."""
+    """The message in the parts that a node wrote, or why it is refused."""
     try:
         check_arrays(contents, largest)
         message = inflate_object_from_contents(reply_id, contents)
     except GuardError as error:
         return error
-    except Exception as error:  # of whatever parser its parts reach
+    except Exception as error:  # whatever the parser of a part raises
         return GuardError(f"it cannot be read ({type(error).__name__})")
     if not isinstance(message, Message) or not (message.has_content() or message.has_error()):
         return GuardError(f"it is a {type(message).__name__} without content")
@@ -96,7 +94,7 @@ def inflate(reply_id: str, contents: dict[str, bytes], largest: int) -> Message 
 
 
 def check_arrays(contents: Mapping[str, bytes], largest: int) -> None:
-    """An array lists the parts it is made of, and may list one again and again: how large would it be?"""
+    """Checks the size of arrays before they are joined: an array may list the same part many times."""
     for content in contents.values():
         kind, children, _ = get_object_head_values_from_object_content(content)
         if kind != "Array":

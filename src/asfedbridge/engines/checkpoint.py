@@ -1,38 +1,44 @@
-"""Checkpoints: the server's state and every client's, after a round. Safetensors and JSON, whole or not there.
+"""Checkpoints: the states of the server and of all clients after a round, written atomically as safetensors and JSON.
 
-``round-000012/`` holds what is needed to play round 12: the server's state, and an index that names a file in
-``clients/`` for every client that ever trained. Those files are written before the index and never changed, so a
-checkpoint costs no more than the clients that were at work. The index makes it valid: it is written beside, flushed,
-renamed; only then is removed what it does not name.
-A snapshot is a checkpoint that is kept aside, for whoever wants to look at a run's clients round by round: the same
-files, with ``clients/`` inside.
+``round-000012/`` holds what is needed to run round 12: the server's state and an index that names a file in
+``clients/`` for every client that has trained. Client files are written before the index and never modified, so a
+checkpoint costs only the clients that trained since the last one. All new files are flushed together (group commit);
+then the checkpoint's folder is renamed to its final name, which makes it valid. Only then are older checkpoints
+removed, and client files that no remaining checkpoint refers to. Files with other names are never removed.
+
+A snapshot is a checkpoint that is never removed, for inspecting the clients of a run round by round: the same files,
+with ``clients/`` inside.
 """
 
 import hashlib
 import json
-import shutil
-from collections.abc import Container, Mapping
+import os
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, Damaged
 from asfedbridge.core.payload import Payload
+from asfedbridge.core.reading import parse_json
 from asfedbridge.engines import files
+from asfedbridge.engines.host import STATE_NAME
 from asfedbridge.engines.loop import Engine
 
-FORMAT, UNSEALED = 3, 2  # the older one, without a checksum of its own and of the records, is read as well
+FORMAT = 3
 INDEX, SERVER, CLIENTS = "checkpoint.json", "server.safetensors", "clients"
-UNSEALED_KEYS = {"format", "next_round", "seconds", "identity", "clients", "server"}
+ROUND_NAME = re.compile(r"round-(\d{6,7})")
+PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     next_round: int
     server: Payload
-    seconds: float  # that the run had taken so far
-    states: Mapping[str, str]  # name and SHA-256 of the file of every client that ever trained
-    records: str = ""  # SHA-256 of the run's records up to here; empty: not known
+    seconds: float  # wall time of the run so far
+    states: Mapping[str, str]  # file name -> SHA-256, of every client that has trained
+    records: str = ""  # SHA-256 of the run's records up to here; empty if the run keeps none
 
 
 def save(
@@ -45,14 +51,21 @@ def save(
     seconds: float = 0.0,
     aside: Path | None = None,
     records: str = "",
+    after: Sequence[Path] = (),
+    keep: int = 1,
 ) -> None:
-    """Write a checkpoint; ``identity`` (specification, data, partition) must be the same when it is read.
+    """Write a checkpoint; reading it requires the same ``identity`` (specification, data, partition).
 
     An engine whose clients are on this machine keeps their states in ``root / CLIENTS``. With ``aside``, a snapshot is
-    put there first: a run that goes on from this checkpoint has it.
+    written there first, so a run resumed from this checkpoint has it. The files in ``after`` are flushed before the
+    checkpoint becomes valid. The newest ``keep`` checkpoints stay.
     """
-    root.mkdir(exist_ok=True)
+    files.make_folder(root, flush=False)
+    flushed = _last_states(root)
     states = engine.save()
+    unflushed = [root.parent, *after]
+    if "states" not in identity and states:
+        unflushed += [root / CLIENTS, *(root / CLIENTS / name for name in states if name not in flushed)]
     index = {
         "format": FORMAT,
         "next_round": next_round,
@@ -62,70 +75,125 @@ def save(
         "records": records,
     }
     name = f"round-{next_round:06d}"
+    targets = [root / name]
     if aside:
-        aside.mkdir(exist_ok=True)
-        _write(aside / name, server, index, root / CLIENTS)
-    _write(root / name, server, index)
-    _remove_others(root, root / name, states)
+        files.make_folder(aside, flush=False)
+        unflushed += [aside.parent, *_write(aside / name, server, index, root / CLIENTS)]
+        targets.insert(0, aside / name)
+    files.flush([*unflushed, *_write(root / name, server, index)])
+    for target in targets:
+        files.rename_folder(target.with_suffix(PARTIAL), target)
+    _tidy(root, keep)
 
 
-def load(root: Path, engine: Engine, identity: Mapping[str, str]) -> Checkpoint | None:
-    """The newest checkpoint, with every client of the engine brought to it; None if there is none yet."""
+def load(
+    root: Path,
+    engine: Engine,
+    identity: Mapping[str, str],
+    *,
+    from_round: int | None = None,
+    snapshots: Path | None = None,
+    keep: int = 1,
+) -> Checkpoint | None:
+    """Restore the engine's clients from the newest checkpoint and return it; None if there is none yet.
+
+    With ``from_round``, restore the checkpoint before this round. Later checkpoints and ``snapshots`` are removed.
+    """
     folders = list_folders(root)
-    if not folders:
+    if from_round is None and not folders:
         return None
-    found = read(folders[-1], identity)
-    engine.restore(found.states)
-    _remove_others(root, folders[-1], found.states)
+    chosen = folders[-1] if from_round is None else find(root, from_round)
+    place = folders.index(chosen)
+    files.is_folder(root / CLIENTS)
+    try:
+        found = read(chosen, identity)
+        engine.restore(found.states)
+    except Damaged as error:
+        raise BadInput(f"{error}{_way_back(folders[:place])}") from None
+    later = [f for f in list_folders(snapshots) if number(f) > found.next_round] if snapshots else []
+    for folder in [*later, *folders[place + 1 :]]:  # removed before the records of their rounds are
+        _discard(folder)
+    _tidy(root, keep)
     return found
 
 
+def find(root: Path, from_round: int) -> Path:
+    """The checkpoint from which round ``from_round`` continues."""
+    folders = {number(folder): folder for folder in list_folders(root)}
+    if from_round not in folders:
+        there = f"available: {', '.join(map(str, folders))}" if folders else "there are no checkpoints"
+        raise BadInput(f"from_round={from_round}: {root} has no checkpoint after {from_round} rounds; {there}")
+    return folders[from_round]
+
+
+def _way_back(older: Sequence[Path]) -> str:
+    """Suggests the newest readable checkpoint older than a damaged one."""
+    for folder in reversed(older):
+        try:
+            _read_index(folder / INDEX)
+        except BadInput:
+            continue
+        last = number(folder)
+        return f"; or go back to the checkpoint after {last} rounds with resume=True from_round={last}"
+    return ""
+
+
 def list_folders(root: Path) -> list[Path]:
-    """Whole checkpoints or snapshots, the oldest first."""
-    return sorted(p for p in root.glob("round-*") if p.suffix != ".partial")
+    """Complete checkpoints or snapshots, oldest first."""
+    if not files.is_folder(root):
+        return []
+    found = [root / name for name in os.listdir(root) if ROUND_NAME.fullmatch(name)]
+    return sorted((folder for folder in found if files.is_folder(folder)), key=number)
+
+
+def number(folder: Path) -> int:
+    """The round that continues from a checkpoint, by its folder's name."""
+    return int(folder.name.removeprefix("round-"))
 
 
 def read(folder: Path, identity: Mapping[str, str]) -> Checkpoint:
-    """What a folder holds; changes nothing."""
+    """Read and check a checkpoint without restoring it."""
     index = _read_index(folder / INDEX)
     try:
         next_round, seconds, sha256 = int(index["next_round"]), float(index["seconds"]), str(index["server"])
         states, belongs = {**index["clients"]}, {**index["identity"]}
     except (ValueError, TypeError) as error:
         raise files.damaged(folder / INDEX, type(error).__name__) from None
-    if belongs.get("states") != identity.get("states"):  # on the nodes of a network, or here
+    if ROUND_NAME.fullmatch(folder.name) and next_round != number(folder):
+        raise files.damaged(folder / INDEX, f"its index is for round {next_round}")
+    if belongs.get("states") != identity.get("states"):  # on Flower's nodes, or on this machine
         raise BadInput(
             f"{folder}: the states of its clients are on {_where(belongs)}, not on {_where(identity)}; "
-            f"use the engine that the run began with, or another out"
+            f"use the engine that the run started with, or another out"
         )
     for what, value in identity.items():
         if belongs.get(what) != value:
             raise BadInput(
                 f"{folder}: this checkpoint belongs to another {what} ({str(belongs.get(what))[:12]}, "
-                f"not {value[:12]}); give the run's own settings and data, or another out"
+                f"not {value[:12]}); resume with the run's own settings and data, or use another out"
             )
     server = files.read_tensors(folder / SERVER, sha256)
-    return Checkpoint(next_round, server, seconds, states, index.get("records", ""))
+    return Checkpoint(next_round, server, seconds, states, str(index["records"]))
 
 
 def _read_index(file: Path) -> dict[str, Any]:
-    """An index, if it is what was written."""
+    """Read an index and verify its checksum."""
     try:
-        index = dict(json.loads(file.read_bytes()))
+        index = dict(parse_json(files.read_file(file)))
         form, seal = index["format"], index.pop("sha256", None)
+    except BadInput:
+        raise  # not a regular file
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise files.damaged(file, type(error).__name__) from None
-    if form not in (FORMAT, UNSEALED):
-        raise BadInput(f"{file}: format {json.dumps(form)[:40]} is not {FORMAT}, which this version reads")
-    if form == UNSEALED and (seal is not None or index.keys() != UNSEALED_KEYS):
-        raise files.damaged(file, "its entries are not those of its format")
-    if form == FORMAT and seal != _seal(index):
+    if form != FORMAT:
+        raise BadInput(f"{file}: format {json.dumps(form)[:40]} is not supported; this version reads format {FORMAT}")
+    if seal != _seal(index):
         raise files.damaged(file, "its checksum differs")
     return index
 
 
 def _seal(index: Mapping[str, Any]) -> str:
-    """The index's own checksum: a client that is missing in it would begin anew, and nobody would notice."""
+    """The index's own checksum: a client missing from it would silently restart from its initial state."""
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
@@ -133,38 +201,61 @@ def _where(identity: Mapping[str, str]) -> str:
     return "nodes" if identity.get("states") == "nodes" else "this machine"
 
 
-def _write(target: Path, server: Payload, index: Mapping[str, Any], clients: Path | None = None) -> None:
-    """Write beside, flush, rename. From ``clients`` come the states that the index names, if the folder is to stay."""
-    partial = target.with_suffix(".partial")
-    for folder in (partial, target):
-        shutil.rmtree(folder, ignore_errors=True)
-    partial.mkdir()
-    if clients:
-        (partial / CLIENTS).mkdir()
-        for name in index["clients"]:
-            _link(clients / name, partial / CLIENTS / name)
-        files.sync_folder(partial / CLIENTS)
-    content = {**index, "server": files.write_tensors(partial / SERVER, server)}
-    files.write_through(partial / INDEX, json.dumps({**content, "sha256": _seal(content)}, indent=1).encode())
-    files.sync_folder(partial)
-    partial.rename(target)
-    files.sync_folder(target.parent)
-
-
-def _link(file: Path, other: Path) -> None:
-    """A second name for a file that is never changed; a copy where there are no such names."""
+def _last_states(root: Path) -> Container[str]:
+    """The client states of the newest checkpoint: they were flushed before it became valid."""
+    folders = list_folders(root)
     try:
-        other.hardlink_to(file)
-    except OSError:
-        shutil.copyfile(file, other)
-        files.flush_file(other)
+        return dict(_read_index(folders[-1] / INDEX)["clients"]) if folders else ()
+    except BadInput:
+        return ()
 
 
-def _remove_others(root: Path, folder: Path, states: Container[str]) -> None:
-    """Older checkpoints, states that no checkpoint names any more, and what a crash left half written."""
-    for old in root.iterdir():
-        if old not in (folder, root / CLIENTS):
-            shutil.rmtree(old, ignore_errors=True)
-    for file in (root / CLIENTS).glob("*"):
-        if file.name not in states:
-            file.unlink()
+def _write(target: Path, server: Payload, index: Mapping[str, Any], clients: Path | None = None) -> list[Path]:
+    """Write a partial folder; return what must be flushed before it is renamed to ``target``. A snapshot also links the
+    client states in ``clients``."""
+    partial = target.with_suffix(PARTIAL)
+    for folder in (partial, target):
+        if files.is_folder(folder):
+            _discard(folder)
+    files.make_folder(partial, flush=False)
+    if clients:
+        files.make_folder(partial / CLIENTS, flush=False)
+        for name in index["clients"]:
+            files.add_name(clients / name, partial / CLIENTS / name)
+    content = {**index, "server": files.write_tensors(partial / SERVER, server, flush=False)}
+    sealed = json.dumps({**content, "sha256": _seal(content)}, indent=1).encode()
+    files.write_through(partial / INDEX, sealed, flush=False)
+    return [partial, partial / SERVER, partial / INDEX, *([partial / CLIENTS] if clients else [])]
+
+
+def _tidy(root: Path, keep: int) -> None:
+    """Remove older checkpoints, client states that no checkpoint refers to, and partial folders left by a crash."""
+    folders = list_folders(root)
+    halves = [root / name for name in os.listdir(root) if ROUND_NAME.fullmatch(name.removesuffix(PARTIAL))]
+    for folder in [*folders[:-keep], *(half for half in halves if half.suffix == PARTIAL)]:
+        _discard(folder)
+    try:
+        named = {name for folder in folders[-keep:] for name in _read_index(folder / INDEX)["clients"]}
+    except BadInput:  # a damaged index: keep all states until that checkpoint is removed
+        return
+    _remove_states(root / CLIENTS, named)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint's files. It is renamed first, so a crash leaves nothing that looks like a checkpoint."""
+    partial = folder.with_suffix(PARTIAL)
+    if folder != partial and not files.is_folder(partial):
+        files.rename_folder(folder, partial)
+        folder = partial
+    files.is_folder(folder)
+    for name in (INDEX, SERVER):
+        files.remove_file(folder / name)
+    _remove_states(folder / CLIENTS)
+    files.remove_folder(folder / CLIENTS)
+    files.remove_folder(folder)
+
+
+def _remove_states(folder: Path, but: Container[str] = ()) -> None:
+    for name in os.listdir(folder) if files.is_folder(folder) else ():
+        if STATE_NAME.fullmatch(name.removesuffix(PARTIAL)) and name not in but:
+            files.remove_file(folder / name)

@@ -1,4 +1,4 @@
-"""The clients of one process: built when they are at work, a bounded number in memory, the others as files."""
+"""The clients of one process: built on demand, a bounded number in memory, the others in files."""
 
 import re
 import shutil
@@ -18,33 +18,34 @@ from asfedbridge.engines import files
 from asfedbridge.engines.turn import build_client, take_turn
 
 Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
-Reader = Callable[[Client], Payload]  # what is read from a client that is diagnosed, where it lives
+Reader = Callable[[Client], Payload]  # reads diagnostics from a client, in the client's process
+Keep = Callable[[Client, Round, Mapping[str, float]], None]  # saves a trained client, in the client's process
 STATE_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
 
 def state_name(client: int, next_round: int) -> str:
-    """A client has one turn a round, so what it was before ``next_round`` is written once and never changed."""
+    """A client has one turn per round, so its state before ``next_round`` is written once and never modified."""
     return f"client-{client:04d}-round-{next_round:06d}.safetensors"
 
 
 def owner(name: str) -> int | None:
-    """Whose state a file of this name holds."""
+    """The client whose state a file of this name holds."""
     match = STATE_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def temporary_folder(whose: object) -> Path:
-    """A folder that goes when ``whose`` goes, at the latest when Python ends."""
+    """A temporary folder, removed with the object ``whose`` or when Python exits."""
     path = Path(tempfile.mkdtemp(prefix="asfedbridge-"))
     weakref.finalize(whose, shutil.rmtree, path, ignore_errors=True)
     return path
 
 
 class ClientHost:
-    """Keeps at most ``capacity`` clients in memory (0: all); who was at work longest ago makes room first.
+    """Keeps at most ``capacity`` clients in memory (0: all); the least recently used client is evicted.
 
-    A client that never trained needs no file: it is built again from the seed. Without a ``folder`` states go to a
-    temporary one.
+    A client that never trained needs no file: it is rebuilt from the seed. Without ``folder``, states go to a temporary
+    folder.
     """
 
     def __init__(
@@ -59,53 +60,57 @@ class ClientHost:
         capacity: int = 0,
         folder: Path | None = None,
         reader: Reader | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self.method, self.task, self.device, self.progress = method, task, device, progress
         self.infos = {info.id: info for info in infos}
         self.shards = dict(zip(self.infos, shards, strict=True))
         self.capacity = capacity or len(self.infos)
-        self._folder, self._reader = folder, reader
-        self._clients: dict[int, Client] = {}  # in memory, the least recently used first
-        self._changed: dict[int, int] = {}  # in memory and newer than its file, by the round that comes next
-        self._states: dict[int, tuple[str, str]] = {}  # the newest file of a client: name and SHA-256
-        self._unflushed: set[str] = set()  # files that a power cut could still take: no checkpoint refers to them yet
-        self._saved: frozenset[str] = frozenset()  # names a checkpoint refers to: not ours to remove
-        self._evaluated: dict[int, dict[str, tuple[int, Answers]]] = {}  # a client's cache outlives its stay
+        self._folder, self._reader, self._keep = folder, reader, keep
+        self._made = False  # whether this process created the folder
+        self._clients: dict[int, Client] = {}  # in memory, least recently used first
+        self._changed: dict[int, int] = {}  # client -> next round, of those in memory that are newer than their files
+        self._states: dict[int, tuple[str, str]] = {}  # client -> its newest file and SHA-256
+        self._saved: frozenset[str] = frozenset()  # files that a checkpoint refers to; they are not removed here
+        self._evaluated: dict[int, dict[str, tuple[int, Answers]]] = {}  # kept when clients are evicted
 
     def turn(self, client: int, down: Payload, rnd: Round) -> Upload:
-        """The closing visit is the end of a run: what it changes in a client is not kept when that makes room."""
-        upload = take_turn(self.method, self._bring(client), down, rnd)
+        """Run a client's turn. The closing visit does not change the client's saved state; its result goes to
+        ``keep``."""
+        found = self._bring(client)
+        upload = take_turn(self.method, found, down, rnd)
         if not rnd.closing:
             self._changed[client] = rnd.index + 1
+        elif self._keep:
+            self._keep(found, rnd, upload.metrics)
         return upload
 
     def diagnose(self, client: int) -> Payload:
-        """The reading of a client as its last turn left it; changes nothing in it."""
+        """Diagnostics of a client after its last turn; the client is unchanged."""
         assert self._reader
         return self._reader(self._bring(client))
 
     def client(self, client: int) -> Client:
-        """To look at: what is changed in it here is lost when it makes room."""
+        """The client, for inspection; changes to it are lost when it is evicted."""
         return self._bring(client)
 
     def state(self, client: int) -> Payload:
         return self._bring(client).state_dict()
 
     def save(self) -> dict[str, str]:
-        """Write what changed; return name and SHA-256 of the file of every client that ever trained."""
+        """Write the states that changed; return file name and SHA-256 of every client that has trained.
+
+        The files are not flushed: a checkpoint flushes those that it is the first to refer to.
+        """
         for client in sorted(self._changed):
             self._write(client)
-        for name in sorted(self._unflushed):
-            files.flush_file(self.folder / name)
-        self._unflushed.clear()
-        if self._states:
-            files.sync_folder(self.folder)  # the names must outlast a power cut as well
         states = dict(self._states.values())
         self._saved = frozenset(states)
         return states
 
     def restore(self, states: Mapping[str, str]) -> None:
-        """Go back to what ``save`` returned. Every file is checked now, and read when its client is at work."""
+        """Return to the states that ``save`` returned. Files are verified now and read when their clients are
+        needed."""
         found: dict[int, tuple[str, str]] = {}
         for name, sha256 in states.items():
             client = owner(name)
@@ -115,7 +120,6 @@ class ClientHost:
             found[client] = (name, sha256)
         self._clients.clear()
         self._changed.clear()
-        self._unflushed.clear()
         self._states = found
         self._saved = frozenset(states)
 
@@ -123,14 +127,13 @@ class ClientHost:
     def folder(self) -> Path:
         if self._folder is None:
             self._folder = temporary_folder(self)
-        self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
     def _bring(self, client: int) -> Client:
-        """The client, in memory, as it was after its last turn."""
+        """The client as it was after its last turn, loaded into memory if necessary."""
         found = self._clients.pop(client, None)
         if found is None:
-            while len(self._clients) >= self.capacity:  # before another is built
+            while len(self._clients) >= self.capacity:  # before another client is built
                 self._evict(next(iter(self._clients)))
             found = self._build(client)
         self._clients[client] = found
@@ -157,12 +160,13 @@ class ClientHost:
         del self._clients[client]
 
     def _write(self, client: int) -> None:
+        if not self._made:
+            files.make_folder(self.folder)
+            self._made = True
         name = state_name(client, self._changed[client])
         old, _ = self._states.get(client, (name, ""))
         sha256 = files.write_tensors(self.folder / name, self._clients[client].state_dict(), flush=False)
         self._states[client] = (name, sha256)
-        self._unflushed.add(name)
         del self._changed[client]
         if old != name and old not in self._saved:
-            (self.folder / old).unlink()
-            self._unflushed.discard(old)
+            files.remove_file(self.folder / old)

@@ -1,4 +1,4 @@
-"""The plain engine: every client in this process, one after the other. What the others are compared with."""
+"""The reference engine: all clients in this process, one after the other. The other engines must give the same bits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from asfedbridge.core.client import Shard
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload
-from asfedbridge.engines.host import ClientHost, Progress, Reader
+from asfedbridge.engines.host import ClientHost, Keep, Progress, Reader
 
 
 class LocalEngine:
-    """``at_work`` bounds the clients in memory (0: all of them stay there); the others are in ``folder``."""
+    """``at_work`` limits the number of clients in memory (0: no limit); the others are in ``folder``."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class LocalEngine:
         at_work: int = 0,
         folder: Path | None = None,
         reader: Reader | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self._infos = list(infos)
         self.host = ClientHost(
@@ -40,6 +41,7 @@ class LocalEngine:
             capacity=at_work,
             folder=folder,
             reader=reader,
+            keep=keep,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -52,7 +54,7 @@ class LocalEngine:
         return {i: self.host.turn(i, downs[i], rnd) for i in downs}
 
     def diagnose(self, clients: Iterable[int]) -> dict[int, Payload]:
-        """Readings of these clients. Flower has no such method: features must not leave a node."""
+        """Diagnostics of these clients. The Flower engine has no such method: features must not leave a node."""
         return {i: self.host.diagnose(i) for i in clients}
 
     def save(self) -> Mapping[str, str]:
@@ -65,5 +67,5 @@ class LocalEngine:
         pass
 
     def client_state(self, client: int) -> Payload:
-        """For whoever looks into clients of the own process; no part of what engines have in common."""
+        """A client of this process, for inspection; not part of the `Engine` interface."""
         return self.host.state(client)

@@ -1,6 +1,7 @@
-"""Worker processes: every client lives in one of them, and only payloads cross. The same bits as the plain engine."""
+"""Worker processes: every client lives in one of them, and only payloads cross. Same bits as the local engine."""
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,30 +15,33 @@ from typing import Any
 import torch
 
 from asfedbridge.core.client import Shard
-from asfedbridge.core.errors import BadInput, Diverged, WorkerLost
+from asfedbridge.core.errors import BadInput, Damaged, Diverged, WorkerLost
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.plugins import FILES
+from asfedbridge.core.process import block_terminal_signals, count_cores
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload, first_of_each
-from asfedbridge.engines.host import Progress, Reader, owner, temporary_folder
-from asfedbridge.engines.process import count_cores, deaf_to_ctrl_c, worker_context
+from asfedbridge.engines.host import Keep, Progress, Reader, owner, temporary_folder
+from asfedbridge.engines.process import is_stopped, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import IMPORTABLE, Assignment, serve
 from asfedbridge.models.registry import UNNAMED
 from asfedbridge.models.zoo import outline_backbone
 
-SMALL = 2_000_000  # trainable scalars of a backbone; below, a second thread costs more than it gives
-PATIENCE = 2.0  # seconds for an idle worker to end by itself
-STARTING = "while it started"
+SMALL = 2_000_000  # trainable scalars of a backbone; below this, a second thread does not pay off
+PATIENCE = 2.0  # seconds that an idle worker has to exit
+LOOK = 10.0  # seconds between checks of busy workers
+STARTING = "while starting"
 
 
 def allot(
     task: Task, clients: Sequence[ClientInfo], at_work: int, workers: int = 0, threads: int = 0
 ) -> tuple[int, int]:
-    """How many workers, and threads in each; 0 stands for the rule.
+    """The number of workers and of threads in each; 0 selects the default.
 
-    As many workers as cores this process may use, but no more than clients at work in a round. One thread each for
-    small backbones, an equal share of the cores for large ones: more threads than cores only wait for each other.
+    Default: one worker per core that this process may use, but no more than participants in a round. One thread each
+    for small backbones, an equal share of the cores for large ones, because more threads than cores slow each other
+    down.
     """
     cores = count_cores()
     workers = min(workers or min(cores, at_work), len(clients))
@@ -49,12 +53,12 @@ def allot(
 
 
 def cost(client: ClientInfo) -> float:
-    """Work of a turn, in no unit: examples times time steps times the size of a convolution."""
+    """The relative cost of a turn: examples times time steps times the size of a convolution."""
     return max(1, client.train_size) * client.T * client.width**2
 
 
 def pin(clients: Sequence[ClientInfo], workers: int) -> list[list[ClientInfo]]:
-    """The clients of each worker: the costliest first, each to the worker that has least to do so far."""
+    """The clients of each worker: in order of decreasing cost, each goes to the worker with the least work so far."""
     loads = [(0.0, number) for number in range(workers)]
     pinned: list[list[ClientInfo]] = [[] for _ in range(workers)]
     for client in sorted(clients, key=lambda c: (-cost(c), c.id)):
@@ -67,14 +71,15 @@ def pin(clients: Sequence[ClientInfo], workers: int) -> list[list[ClientInfo]]:
 @dataclass
 class Worker:
     number: int
-    clients: dict[int, ClientInfo]  # the costliest first
+    clients: dict[int, ClientInfo]  # in order of decreasing cost
     process: BaseProcess
     connection: Connection
-    doing: str | None = None  # what an answer is still to come for
+    doing: str | None = None  # requests not answered yet
+    stopped: bool = False  # whether this was reported
 
 
 class PoolEngine:
-    """``at_work`` bounds the clients in memory, all workers together (0: all of them stay there)."""
+    """``at_work`` limits the number of clients in memory over all workers (0: no limit)."""
 
     def __init__(
         self,
@@ -90,7 +95,11 @@ class PoolEngine:
         workers: int = 0,
         threads: int = 0,
         reader: Reader | None = None,
+        keep: Keep | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
+        """``tell`` is called with a readable line when a worker is stopped."""
+        self._tell, self._looked = tell, time.monotonic()
         self._infos = {info.id: info for info in infos}
         self._progress = progress
         at_work = at_work or len(self._infos)
@@ -106,24 +115,23 @@ class PoolEngine:
                 process = context.Process(
                     target=serve, args=(theirs, self._threads, progress is not None, list(FILES)), daemon=True
                 )
-                with deaf_to_ctrl_c():
+                with block_terminal_signals():
                     process.start()
-                theirs.close()  # so that the worker's end is the only one, and its death is heard
+                theirs.close()  # so that the worker has the only other end, and its death is noticed
                 self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
             models = {c.model: UNNAMED[c.model] for c in infos if c.model in UNNAMED}  # not those of other runs
             for worker in self._workers:
                 mine = list(worker.clients.values())
                 room = len(mine) if everybody else -(-at_work // workers)
                 own = [shard_of[c.id] for c in mine]
-                self._assign(
-                    worker, Assignment(method, method.name, models, task, mine, own, device, room, folder, reader)
-                )
+                work = Assignment(method, method.name, models, task, mine, own, device, room, folder, reader, keep)
+                self._assign(worker, work)
             for _ in self._answers():
                 pass
         except BaseException as error:
             self.close()
-            if isinstance(error, OSError):  # too many processes or open files, not the user's disk
-                raise BadInput(f"workers={workers}: cannot start them all ({error}); take fewer") from error
+            if isinstance(error, OSError):  # too many processes or open files, not a problem of the user's disk
+                raise BadInput(f"workers={workers}: cannot start so many processes ({error}); use fewer") from error
             raise
 
     def describe(self) -> dict[str, Any]:
@@ -133,7 +141,7 @@ class PoolEngine:
         return list(self._infos.values())
 
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
-        """Each worker has one client's turn in hand, so no more downloads than workers are under way."""
+        """Each worker runs one client's turn at a time, so at most one download per worker is in memory."""
 
         def ask(worker: Worker, i: int) -> None:
             request = {"do": "turn", "client": i, "round": [rnd.index, rnd.total]}
@@ -142,7 +150,7 @@ class PoolEngine:
         return {h["client"]: Upload(tensors, h["metrics"]) for h, tensors in self._visit(downs, ask)}
 
     def diagnose(self, clients: Collection[int]) -> dict[int, Payload]:
-        """As of the local engine."""
+        """As for the local engine."""
 
         def ask(worker: Worker, i: int) -> None:
             doing = f"while {worker.clients[i].label} was diagnosed"
@@ -153,7 +161,7 @@ class PoolEngine:
     def _visit(
         self, clients: Collection[int], ask: Callable[[Worker, int], None]
     ) -> Iterator[tuple[dict[str, Any], Payload]]:
-        """Ask every worker for its clients one after the other; answers as they come."""
+        """Ask every worker for its clients one after the other; yields answers as they arrive."""
         queues = {w.number: deque(i for i in w.clients if i in clients) for w in self._workers}
 
         def go_on(worker: Worker) -> None:
@@ -176,13 +184,13 @@ class PoolEngine:
         for worker in self._workers:
             own = {name: strays.pop(name) for name in states if owner(name) in worker.clients}
             if worker is self._workers[-1]:
-                own |= strays  # whose they are nobody knows: the last one says so
+                own |= strays  # states of unknown clients go to the last worker, which reports the error
             self._ask(worker, "while its clients were restored", {"do": "restore", "states": own})
         for _ in self._answers():
             pass
 
     def close(self) -> None:
-        """At once: a worker in the middle of something is killed, its files bear that."""
+        """Stop at once: busy workers are killed, which their atomic files tolerate."""
         for worker in self._workers:
             if worker.doing:
                 worker.process.kill()
@@ -195,13 +203,13 @@ class PoolEngine:
         self._workers = []
 
     def _assign(self, worker: Worker, assignment: Assignment) -> None:
-        """Sent when the worker has loaded the plugins, as objects of their classes may be in it."""
+        """Sent once the worker has loaded the plugins: it may hold objects of their classes."""
         try:
             message = ForkingPickler.dumps(assignment)
         except Exception as error:
             raise BadInput(f"the run cannot be sent to worker processes ({error}); {IMPORTABLE}") from error
         worker.doing = STARTING
-        with suppress(ConnectionError):  # its last words are read with the answers
+        with suppress(ConnectionError):  # it died; its last message is read with the answers
             worker.connection.send_bytes(message)
 
     def _ask(self, worker: Worker, doing: str, header: dict[str, Any], tensors: Payload | None = None) -> None:
@@ -212,9 +220,12 @@ class PoolEngine:
             raise self._lost(worker) from None
 
     def _answers(self) -> Iterator[tuple[Worker, dict[str, Any], Payload]]:
-        """Answers as they come, until every worker that was asked has given one."""
+        """Yields answers as they arrive, until every worker that was asked has answered."""
         while asked := {w.connection: w for w in self._workers if w.doing}:
-            for connection in wait(list(asked)):
+            ready = wait(list(asked), LOOK)
+            if time.monotonic() - self._looked >= LOOK:
+                self._look(asked.values())
+            for connection in ready:
                 worker = asked[connection]  # type: ignore[index]
                 try:
                     header, tensors = unpack(worker.connection.recv_bytes())
@@ -230,6 +241,18 @@ class PoolEngine:
                 worker.doing = None
                 yield worker, header, tensors
 
+    def _look(self, workers: Collection[Worker]) -> None:
+        """Report workers stopped by SIGSTOP or a debugger: otherwise the run would hang without a word."""
+        for worker in workers:
+            stopped = is_stopped(worker.process.pid)
+            if stopped and not worker.stopped and self._tell:
+                self._tell(
+                    f"worker {worker.number} (process {worker.process.pid}) was stopped by a signal {worker.doing} "
+                    f"(continue it with kill -CONT {worker.process.pid}); waiting"
+                )
+            worker.stopped = stopped
+        self._looked = time.monotonic()
+
     def _lost(self, worker: Worker) -> WorkerLost:
         worker.process.join(PATIENCE)
         code = worker.process.exitcode or 0
@@ -237,17 +260,19 @@ class PoolEngine:
         if worker.doing == STARTING:
             return WorkerLost(
                 f"worker {worker.number} died ({how}) {STARTING}; a script that uses engine=pool needs "
-                f'if __name__ == "__main__": around what it runs'
+                f'if __name__ == "__main__": around its top-level code'
             )
         return WorkerLost(
-            f"worker {worker.number} died ({how}) {worker.doing}; what the last checkpoint holds is kept, "
-            f"go on with resume=True"
+            f"worker {worker.number} died ({how}) {worker.doing}; the last checkpoint is intact, "
+            f"continue with resume=True"
         )
 
 
 def rebuild_error(found: Mapping[str, Any], where: str) -> Exception:
-    """An exception of a worker: what the user is to read as it was, a bug with the traceback from over there."""
+    """Rebuild a worker's exception: expected errors unchanged, bugs with the worker's traceback."""
     match found["kind"]:
+        case "Damaged":
+            return Damaged(found["text"])
         case "BadInput":
             return BadInput(found["text"])
         case "Diverged":
@@ -255,5 +280,5 @@ def rebuild_error(found: Mapping[str, Any], where: str) -> Exception:
         case "OSError":
             return OSError(found["errno"], found["strerror"] or found["text"], found["filename"])
     error = RuntimeError(f"{where}: {found['kind']}: {found['text']}")
-    error.add_note(f"There, the traceback was:\n{found['trace']}")
+    error.add_note(f"Traceback in the worker:\n{found['trace']}")
     return error

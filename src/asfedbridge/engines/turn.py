@@ -1,4 +1,4 @@
-"""One client's turn: receive, be evaluated, train, be evaluated. The same for every engine."""
+"""One client's turn: receive, evaluate, train, evaluate. The same for every engine."""
 
 import ctypes
 import math
@@ -6,20 +6,26 @@ import time
 import zlib
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asfedbridge.core import compression, ensemble, payload, seeds
 from asfedbridge.core.client import Answers, Client, Predictor, Shard
-from asfedbridge.core.errors import Diverged
+from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Point, Round, Task, Upload
+from asfedbridge.data.loader import Shard as Images
 from asfedbridge.models.twin import as_twin
 from asfedbridge.models.zoo import build_backbone
+
+# Keys of a record in rounds.jsonl that a method's metrics must not use.
+RESERVED = ("round", "client", "kind", "model", "width", "seconds", "uplink_bytes", "downlink_bytes", "event")
 
 EVALUATION_BATCH = 256
 
@@ -27,7 +33,9 @@ EVALUATION_BATCH = 256
 def build_client(
     method: Method, task: Task, info: ClientInfo, shard: Shard, device: torch.device | str = "cpu"
 ) -> Client:
-    """A client as it is before round 0."""
+    """A client in its initial state."""
+    if isinstance(shard, Images):
+        shard = shard.resident(torch.device(device))
     client = Client(info, task, build_backbone(task, info), shard, device)
     method.client_init(client)
     return client
@@ -87,7 +95,7 @@ def _answer_once(client: Client, name: str, predict: Predictor) -> Answers:
 
 
 def digest(layers: Iterable[nn.Module]) -> int:
-    """A checksum of all values: cheap beside an evaluation, and it sees every way of changing a tensor."""
+    """A checksum of all values: cheap compared with an evaluation, and it detects any change to a tensor."""
     total = 0
     for layer in layers:
         for tensors in (layer._parameters, layer._buffers):
@@ -98,7 +106,7 @@ def digest(layers: Iterable[nn.Module]) -> int:
 
 
 def _memory(tensor: Tensor) -> Any:
-    """A tensor's bytes as they lie there, if they are whole and near."""
+    """A tensor's bytes, without a copy if it is contiguous and on the CPU."""
     whole = tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
     address = tensor.data_ptr()
     if not (whole and address and tensor.is_cpu):
@@ -106,8 +114,27 @@ def _memory(tensor: Tensor) -> Any:
     return (ctypes.c_char * tensor.nbytes).from_address(address)
 
 
+def _checked(upload: Any, method: Method, whose: str) -> Upload:
+    """Validate what ``client_round`` returned and convert its metrics to numbers."""
+    if not isinstance(upload, Upload):
+        raise BadInput(f"method '{method.name}': client_round returned {type(upload).__name__}, expected an Upload")
+    metrics: dict[str, float] = {}
+    reported: dict[str, Any] = upload.metrics
+    for name, value in reported.items():
+        number = isinstance(value, numpy.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+        known = value.item() if number else value
+        if not isinstance(name, str) or name in RESERVED or name.startswith(("received.", "trained.")):
+            raise BadInput(f"method '{method.name}': metric {name!r} is reserved; use another name")
+        if isinstance(known, bool) or not isinstance(known, int | float):
+            raise BadInput(f"method '{method.name}': metric '{name}' is {type(known).__name__}, expected a number")
+        if not math.isfinite(known):
+            raise Diverged(f"{whose}: metric '{name}' is {known}; lower the learning rate")
+        metrics[name] = known
+    return replace(upload, metrics=metrics)
+
+
 def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:
-    """What one client does in one round; the closing visit ends after ``received``. Payloads are as on the wire."""
+    """One client's part in one round; the closing visit ends after ``received``. Payloads are in encoded form."""
     begin = time.perf_counter()
     whose = f"{client.info.label}, round {rnd.index}"
     codec, declared = client.task.compress, method.downloads(client.task, client.info)
@@ -115,20 +142,20 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
     method.client_receive(client, payload.clone(down), rnd)
     judged = rnd.due(client.task.evaluate_every)
     received = evaluate_at("received", method, client) if judged else {}
-    # An aggregate may be so bad that its loss overflows; that is a result, and local training may mend it.
+    # A bad aggregate may have an infinite loss; that is a valid result, and local training may repair it.
     metrics = {name: v for name, v in received.items() if math.isfinite(v)}
     upload = Upload()
     sent: Payload = {}
     if not rnd.closing:
-        # Nothing of ours draws from torch's own generator; a user's model may (dropout).
+        # Our code never uses torch's global generator; a user's model may (dropout).
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.seed(client.task.seed, "client", client.info.id, "round", rnd.index, "torch"))
             starting = client.info.kind == "snn" and rnd.index < client.task.twin_rounds
             with as_twin(client) if starting else nullcontext():
-                upload = method.client_round(client, rnd)
+                upload = _checked(method.client_round(client, rnd), method, whose)
         payload.check(upload.payload, method.uploads(client.task, client.info), f"upload of {whose}", method.partial)
         trained = evaluate_at("trained", method, client) if judged else {}
-        # The last update of a round has no loss after it that would show it went wrong.
+        # Divergence in the last update of a round shows only here, as no further loss is computed.
         if bad := [name for name, value in trained.items() if not math.isfinite(value)]:
             raise Diverged(f"{whose}, evaluation: {bad[0]} is {trained[bad[0]]}; lower the learning rate")
         metrics |= trained

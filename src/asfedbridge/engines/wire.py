@@ -9,13 +9,13 @@ import safetensors.torch
 from asfedbridge.core import payload
 from asfedbridge.core.payload import Payload
 
-PREFIX = 8  # bytes that tell the header's length
+PREFIX = 8  # bytes of the header's length
 
 
 def pack(header: Mapping[str, Any], tensors: Payload | None = None) -> bytes:
     tensors = tensors or {}
-    text = json.dumps([header, list(tensors)]).encode()  # safetensors gives names back in any order
-    # Safetensors refuses tensors that share memory or are laid out in another order.
+    text = json.dumps([header, list(tensors)]).encode()  # safetensors does not preserve order
+    # Safetensors refuses tensors that share memory or are not contiguous.
     return b"".join([len(text).to_bytes(PREFIX), text, safetensors.torch.save(payload.clone(tensors))])
 
 

@@ -1,6 +1,6 @@
-"""A worker process of the pool: a host of its clients that does what it is asked, one message after the other.
+"""A worker process of the pool: hosts its clients and handles one request after the other.
 
-This module is loaded before workers are forked off; it must not start threads when it is imported.
+This module is imported before workers are forked; importing it must not start threads.
 """
 
 import os
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from asfedbridge.core.client import Shard
-from asfedbridge.core.errors import BadInput, Diverged
+from asfedbridge.core.errors import BadInput, Damaged, Diverged
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.plugins import load_all
+from asfedbridge.core.process import end_with_parent
 from asfedbridge.core.task import ClientInfo, Round, Task
-from asfedbridge.engines.host import ClientHost, Progress, Reader
-from asfedbridge.engines.process import end_with_parent, prepare_process
+from asfedbridge.engines.host import ClientHost, Keep, Progress, Reader
+from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.models.registry import Model, register_unnamed
 
@@ -31,11 +32,11 @@ IMPORTABLE = "define classes and functions at the top level of a module or of th
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is to do. Its objects may be of classes that plugins define."""
+    """Everything a worker needs. Its objects may be instances of classes defined by plugins."""
 
     method: Method
-    name: str  # of the method, whose class may be registered in the parent only
-    models: Mapping[str, Model]  # the parent's unnamed ones
+    name: str  # the method's name: its class may be registered in the parent only
+    models: Mapping[str, Model]  # models registered without a name in the parent
     task: Task
     infos: Sequence[ClientInfo]
     shards: Sequence[Shard]
@@ -43,11 +44,13 @@ class Assignment:
     capacity: int
     folder: Path
     reader: Reader | None
+    keep: Keep | None
 
 
 def serve(connection: Connection, threads: int, watched: bool, files: Sequence[str]) -> None:
-    """Load plugins, receive the assignment, then answer until the other end hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop workers is the parent's part
+    """Load plugins, receive the assignment, then answer requests until the connection is closed."""
+    for ending in (signal.SIGINT, signal.SIGHUP):  # the terminal sends these to every process
+        signal.signal(ending, signal.SIG_IGN)  # the parent stops its workers
     end_with_parent()
     prepare_process(threads)
 
@@ -77,7 +80,7 @@ def _start(connection: Connection, files: Sequence[str], tell: Progress | None) 
     try:
         work: Assignment = connection.recv()
     except (AttributeError, ImportError) as error:
-        raise BadInput(f"a worker process cannot import what the run is made of ({error}); {IMPORTABLE}") from None
+        raise BadInput(f"a worker process cannot import an object of the run ({error}); {IMPORTABLE}") from None
     type(work.method).name = work.name
     register_unnamed(work.models)
     return ClientHost(
@@ -90,6 +93,7 @@ def _start(connection: Connection, files: Sequence[str], tell: Progress | None) 
         capacity=work.capacity,
         folder=work.folder,
         reader=work.reader,
+        keep=work.keep,
     )
 
 
@@ -105,7 +109,7 @@ def _answer(clients: ClientHost, header: dict[str, Any], tensors: Payload) -> tu
         case "restore":
             clients.restore(header["states"])
             return {}, {}
-    raise ValueError(f"a worker does not know how to '{header['do']}'")
+    raise ValueError(f"unknown request to a worker: '{header['do']}'")
 
 
 def _text(name: object) -> str | None:
@@ -113,8 +117,10 @@ def _text(name: object) -> str | None:
 
 
 def _describe(error: Exception) -> dict[str, Any]:
-    """What `pool.rebuild_error` makes an exception of again."""
-    kind = next((k.__name__ for k in (BadInput, Diverged, OSError) if isinstance(error, k)), type(error).__name__)
+    """An exception as plain values, for `pool.rebuild_error`."""
+    kind = next(
+        (k.__name__ for k in (Damaged, BadInput, Diverged, OSError) if isinstance(error, k)), type(error).__name__
+    )
     plain = {"kind": kind, "text": str(error), "trace": traceback.format_exc()}
     return plain | (
         {"errno": error.errno, "strerror": error.strerror, "filename": _text(error.filename)}

@@ -1,4 +1,4 @@
-"""Machine code for spiking layers and images (numba), and the dispatch between it, SpikingJelly and plain torch."""
+"""Numba kernels for spiking layers and images, and the dispatch between numba, SpikingJelly and plain torch."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Crop, flip and normalise a batch in one pass over its pixels: the machine code behind ``Shard``'s epochs."""
+"""Crops, flips and normalises a batch of images in one pass over its pixels. Called by ``data.loader``."""
 
 from typing import Any
 
@@ -45,15 +45,15 @@ def _cut(
     begin: int,
     end: int,
 ) -> None:
-    """Images and ``out`` are [N, H, W * C]; ``scale`` and ``shift`` have the length of a line of pixels."""
+    """``images`` and ``out`` are [N, H, W * C]; ``scale`` and ``shift`` have length W * C."""
     height, line = images.shape[1:]
     width = line // channels
     mirrored = np.empty(line, np.uint8)
     for n in range(begin, end):
         down, right = offsets[0, n] - pad, offsets[1, n] - pad
-        first, last = min(width, max(0, right)), max(0, min(width, width + right))  # columns that are seen
+        first, last = min(width, max(0, right)), max(0, min(width, width + right))  # visible input columns
         count = max(0, last - first)
-        start = min(width, max(0, -right))  # the first column of the result that shows one
+        start = min(width, max(0, -right))  # the first output column that shows one
         if flips[n]:
             start = max(0, width - start - count)
         low, high = start * channels, (start + count) * channels
@@ -76,13 +76,13 @@ def _cut(
 def cut(
     lines: Tensor, order: Tensor, offsets: Tensor, flips: Tensor, scale_C: Tensor, shift_C: Tensor, pad: int
 ) -> Tensor:
-    """Image ``order[n]`` of ``lines`` [N, H, W * C], shifted within a zero border, perhaps mirrored, each pixel times
-    its channel's scale plus its shift; float, in channels-last layout."""
+    """Crops image ``order[n]`` of ``lines`` [N, H, W * C] at ``offsets[:, n]``, flips it if ``flips[n]``, then applies
+    each channel's scale and shift. The border of ``pad`` pixels is 0. The layout is channels-last."""
     height, line = lines.shape[1:]
     channels = scale_C.numel()
     out = torch.empty((len(order), height, line))
     scale, shift = (v.view(-1).repeat(line // channels) for v in (scale_C, shift_C))
-    # One layout, one kernel: the offsets of a batch are a slice, those of all images are not.
+    # Numba compiles once per array layout. The offsets of one batch are a strided slice, those of all images are not.
     arrays = [t.numpy() for t in (lines, order, offsets.contiguous(), flips, scale, shift, out)]
     spread(_cut, len(order), 1, height * line, lambda k: (*arrays, channels, pad))
     return out.view(len(order), height, -1, channels).movedim(-1, 1)

@@ -1,15 +1,15 @@
-"""Which code computes spiking layers here: chosen automatically, the same mathematics on every path.
+"""Selects the implementation ("path") of spiking layers. All paths compute the same function.
 
-- ``numba``: kernels of our own for the CPU (``kernels``, ``fused``, ``events``), compiled on first use, then cached.
-- ``spikingjelly``: on CUDA, SpikingJelly's multi-step LIF with its Triton or CuPy backend, where it is installed.
-- ``torch``: tensor operations only; works everywhere.
+- ``numba``: this package's CPU kernels (``norm_lif``, ``sparse_conv``), compiled on first use and cached on disk.
+- ``spikingjelly``: SpikingJelly's multi-step LIF on CUDA (Triton or CuPy), if installed.
+- ``torch``: tensor operations only; works on every device.
 
-``ASFEDBRIDGE_NEURON=torch`` (or another name) in the environment forces a path.
+The environment variable ``ASFEDBRIDGE_NEURON`` forces a path, for example ``ASFEDBRIDGE_NEURON=torch``.
 """
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -20,7 +20,7 @@ from torch import Tensor
 from asfedbridge.core.errors import BadInput, nearest
 
 PATHS = {
-    "numba": "CPU, float32: fused norm + LIF, event-driven 3x3 convolution",
+    "numba": "CPU, float32: fused norm + LIF, sparse 3x3 convolution",
     "spikingjelly": "CUDA: SpikingJelly's multi-step LIF (Triton or CuPy)",
     "torch": "any device: LIF as one autograd node of tensor operations",
 }
@@ -34,14 +34,15 @@ def installed(package: str) -> bool:
 
 
 def available_paths(device: str = "cpu") -> list[str]:
-    """Paths that work on this kind of device, best first."""
+    """Paths that work on this device type, fastest first."""
     best = {"cpu": "numba", "cuda": "spikingjelly"}.get(device)
     return [best, "torch"] if best is not None and installed(best) else ["torch"]
 
 
 @contextmanager
 def use_path(name: str) -> Iterator[None]:
-    """Force a path inside, whatever the environment says: counters and hooks see every layer on ``torch`` alone."""
+    """Forces a path inside the ``with`` block and overrides the environment variable. Hooks and operation counters need
+    ``torch``: the other paths bypass some layers."""
     token = _chosen.set(name)
     try:
         yield
@@ -59,15 +60,38 @@ def forced_path() -> str | None:
 
 
 def path_of(x: Tensor) -> str:
-    """The path for a tensor. Under autocast it is ``torch``: the others have kernels of one precision."""
+    """The path for a tensor. Under autocast it is ``torch``, because the other paths support one precision only."""
     name = forced_path() or available_paths(x.device.type)[0]
     device = x.device.type
     runs = x.dtype == torch.float32 and device == "cpu" if name == "numba" else device != "meta"
     return name if runs and not torch.is_autocast_enabled(device) else "torch"
 
 
+@contextmanager
+def noticing_compilation(on_compile: Callable[[], None]) -> Iterator[None]:
+    """Inside the ``with`` block, ``on_compile`` is called when numba first compiles something.
+
+    A kernel that is loaded from the disk cache is not compiled.
+    """
+    from numba.core.event import Event, Listener, install_listener
+
+    class FirstCompilation(Listener):
+        seen = False
+
+        def on_start(self, event: Event) -> None:
+            if not self.seen:
+                self.seen = True
+                on_compile()
+
+        def on_end(self, event: Event) -> None:
+            pass
+
+    with install_listener("numba:compile", FirstCompilation()):
+        yield
+
+
 def describe() -> dict[str, str]:
-    """Each path with what it does and whether it is the one in use here."""
+    """Maps each path to its description and its status on this machine."""
     cuda = torch.cuda.is_available()
     used = {forced_path() or available_paths(device)[0] for device in ("cpu", *["cuda"] * cuda)}
 

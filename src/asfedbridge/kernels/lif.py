@@ -1,11 +1,11 @@
-"""Machine code for spiking layers on the CPU, compiled by numba on first use and cached.
+"""CPU kernels for LIF neurons, with or without a preceding batch norm. Numba compiles them on first use.
 
-Everything works on float32 rows [T, n]: one row per time step, channels innermost. A row is cut into tiles that
-hold whole pixels, so that per-channel constants, repeated to the length of a tile, line up with any tile: the inner
-loops are plain element-wise loops that the compiler turns into vector instructions, and a tile stays in the cache
-from the first time step to the last. Each big array is read or written once.
+All kernels work on float32 arrays [T, n]: one row per time step, channels innermost. Rows are processed in tiles of
+whole pixels, so per-channel constants repeated to the tile length line up with every tile. The inner loops are plain
+element-wise loops that the compiler vectorises, and a tile stays in the cache for all time steps. Each large array is
+read or written once.
 
-An input of one row stands for the same current at every step.
+If an input has one row, that row is the current of every time step.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-TILE = 1024  # floats; with a handful of buffers of this size the first-level cache is full
-FLUSH = 64  # tiles summed in single precision before they are added to a double
+TILE = 1024  # floats; the backward pass keeps several buffers of this size in the L1 cache
+TILES_PER_FLUSH = 64  # tiles summed in single precision before the sum is added to a double
 SURROGATES = ("triangle", "rectangle", "sigmoid", "atan")
 
 jit: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -24,7 +24,7 @@ jit: Any = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 @jit
 def _charge(x: Any, scale: Any, shift: Any, residual: Any, before: Any, u: Any, decay: Any, threshold: Any) -> None:
-    """Membrane before the spike, from the input and the membrane before the last spike."""
+    """Computes ``u``, the membrane before the reset, from the input and ``before``, its value at the previous step."""
     zero = np.float32(0)
     for i in range(u.shape[0]):
         current = x[i]
@@ -38,7 +38,7 @@ def _charge(x: Any, scale: Any, shift: Any, residual: Any, before: Any, u: Any, 
 
 @jit
 def _fire(x: Any, scale: Any, shift: Any, residual: Any, v: Any, s: Any, decay: Any, threshold: Any) -> None:
-    """Spikes, and the membrane after them."""
+    """Computes the spikes ``s`` and updates ``v``, the membrane after the reset."""
     one, zero = np.float32(1), np.float32(0)
     for i in range(v.shape[0]):
         current = x[i]
@@ -84,7 +84,7 @@ def _atan(u: Any, slope: Any, threshold: Any, alpha: Any) -> None:
 
 @jit
 def _step_back(g: Any, u: Any, slope: Any, later: Any, out: Any, decay: Any, threshold: Any, reset: Any) -> None:
-    """Gradient of one step's current; ``later`` carries decay times the gradient of the next step's membrane."""
+    """Gradient of one step's current. ``later`` holds decay times the gradient of the next step's membrane."""
     one, zero = np.float32(1), np.float32(0)
     for i in range(u.shape[0]):
         kept = (zero if u[i] >= threshold else one) - reset * u[i] * slope[i]
@@ -116,7 +116,7 @@ def _add_products(d: Any, x: Any, mean: Any, inverse: Any, first: Any, second: A
 
 @jit
 def _flush(first: Any, second: Any, sums: Any) -> None:
-    """Add tile positions to their channels, in double precision, and start again from zero."""
+    """Adds the sums at each tile position to the double-precision sums of its channel, then resets them to zero."""
     channels = sums.shape[1]
     for i in range(first.shape[0]):
         sums[0, i % channels] += first[i]
@@ -127,7 +127,7 @@ def _flush(first: Any, second: Any, sums: Any) -> None:
 
 @jit
 def moments(x: Any, centre: Any, sums: Any, begin: int, end: int) -> None:
-    """Sums of x - centre and of its square, per channel."""
+    """Per-channel sums of x - centre and of its square."""
     tile = centre.shape[0]
     first, second = np.zeros_like(centre), np.zeros_like(centre)
     done = 0
@@ -137,7 +137,7 @@ def moments(x: Any, centre: Any, sums: Any, begin: int, end: int) -> None:
             m = high - low
             _add_moments(x[t, low:high], centre[:m], first[:m], second[:m])
             done += 1
-            if done % FLUSH == 0:
+            if done % TILES_PER_FLUSH == 0:
                 _flush(first, second, sums)
     _flush(first, second, sums)
 
@@ -146,7 +146,7 @@ def moments(x: Any, centre: Any, sums: Any, begin: int, end: int) -> None:
 def forward(
     x: Any, scale: Any, shift: Any, residual: Any, s: Any, tile: int, decay: Any, threshold: Any, begin: int, end: int
 ) -> None:
-    """Spikes of one stretch of every row."""
+    """Spikes of columns ``begin`` to ``end`` of every row."""
     v = np.empty(tile, np.float32)
     for low in range(begin, end, tile):
         high = min(low + tile, end)
@@ -182,7 +182,8 @@ def backward(
     begin: int,
     end: int,
 ) -> None:
-    """Gradients of the currents into ``out``, membranes computed again; with a norm, also its two sums."""
+    """Writes the gradient of the currents to ``out``; recomputes the membranes. With a norm, also adds the gradients of
+    its bias and weight to ``sums``."""
     T = g.shape[0]
     u = np.empty((T, tile), np.float32)
     slope, later = np.empty(tile, np.float32), np.empty(tile, np.float32)
@@ -223,7 +224,7 @@ def backward(
             if shared:
                 _add_products(out[0, low:high], x[0, low:high], mean[:m], inverse[:m], first[:m], second[:m])
                 done += 1
-            if done >= FLUSH:
+            if done >= TILES_PER_FLUSH:
                 _flush(first, second, sums)
                 done = 0
     if mean is not None:
@@ -241,9 +242,9 @@ def _affine(d: Any, x: Any, a: Any, b: Any, c: Any, out: Any) -> None:
 
 @jit
 def combine(d: Any, x: Any, a: Any, b: Any, c: Any, out: Any, begin: int, end: int) -> None:
-    """d * a + x * b + c with constants per channel: the second half of a batch norm's gradient.
+    """Computes d * a + x * b + c with per-channel constants, the second half of a batch norm's gradient.
 
-    Without ``out`` the result replaces ``d``; two names for one array would keep the loop from being vectorised.
+    If ``out`` is None, the result overwrites ``d``. Passing ``d`` as ``out`` would prevent vectorisation.
     """
     tile = a.shape[0]
     for t in range(d.shape[0]):
@@ -257,7 +258,7 @@ def combine(d: Any, x: Any, a: Any, b: Any, c: Any, out: Any, begin: int, end: i
 
 
 def tile_of(channels: int) -> int:
-    """A tile holds whole pixels."""
+    """Tile length in floats: as many whole pixels as fit into ``TILE``, at least one."""
     return channels * max(1, TILE // channels)
 
 

@@ -1,8 +1,7 @@
-"""Spiking activations as single autograd nodes over ``kernels``: [batch norm, + residual,] LIF over all T steps.
+"""Spiking activations as one autograd node: [batch norm, + residual,] LIF over all T steps. Calls the ``lif`` kernels.
 
-Saved for backward: the input as it came (a convolution's output) and, per channel, the norm's mean and spread.
-Normalised values, currents and membranes are computed again, tile by tile, when the gradient passes; the spikes are
-held by the next layer anyway.
+The node saves its input and residual and, per channel, the norm's mean and inverse standard deviation. The backward
+pass recomputes normalised values, currents and membranes tile by tile. Spikes are saved by the next layer anyway.
 """
 
 from typing import Any, TypeGuard
@@ -19,13 +18,13 @@ from asfedbridge.kernels.lif import Array
 
 
 def rows(x: Tensor, steps: int, channels_last: bool) -> Array:
-    """[steps * B, C, ...] as [steps, n], without a copy where the layout is already as asked for."""
+    """Views [steps * B, C, ...] as [steps, n]; copies only if the memory layout differs from the requested one."""
     x = x.detach()
     return (x.movedim(1, -1) if channels_last else x).reshape(steps, -1).contiguous().numpy()
 
 
 def fresh(x: Tensor, count: int, channels_last: bool) -> Tensor:
-    """Memory for ``count`` images of the shape of ``x``."""
+    """Uninitialised memory for ``count`` images of the shape of ``x``."""
     if channels_last:
         return x.new_empty((count, *x.shape[2:], x.shape[1])).movedim(-1, 1)
     return x.new_empty((count, *x.shape[1:]))
@@ -45,7 +44,7 @@ class _Fused(torch.autograd.Function):
         neuron: Neuron,
     ) -> Tensor:
         own = 1 if shared else steps
-        layout = norm is not None or (x.dim() > 1 and not x.is_contiguous())  # a norm wants channels innermost
+        layout = norm is not None or (x.dim() > 1 and not x.is_contiguous())  # the norm kernels need channels innermost
         x_rows = rows(x, own, layout)
         channels = x.shape[1] if norm is not None else 1
         tile = kernels.tile_of(channels)
@@ -98,8 +97,8 @@ class _Fused(torch.autograd.Function):
         )
         if mean is None:
             return current, None, None, None, None, None, None, None
-        # With y = w * xhat + b: dL/db = sum d, dL/dw = sum d xhat, and in training the mean and the spread of the
-        # batch take their share back: dx = w / std * (d - mean(d) - xhat * mean(d xhat)).
+        # With y = w * xhat + b: dL/db = sum d and dL/dw = sum d xhat. In training, mean and std depend on x too:
+        # dx = w / std * (d - mean(d) - xhat * mean(d xhat)).
         total = sums.sum(axis=0)
         slope = weight.detach().numpy() * inverse
         per_value = total / (x_rows.size // channels) if training else np.zeros_like(total)
@@ -114,13 +113,13 @@ class _Fused(torch.autograd.Function):
 
 
 def _statistics(norm: nn.BatchNorm2d, x_rows: Array, channels: int, tile: int) -> tuple[Any, Any]:
-    """Mean and 1 / standard deviation per channel, in double precision; in training, running statistics move."""
+    """Mean and 1 / std per channel in double precision. Updates the running statistics in training mode."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     if not norm.training:
         mean = norm.running_mean.numpy().astype(np.float64)
         return mean, 1 / np.sqrt(norm.running_var.numpy().astype(np.float64) + norm.eps)
-    # Any value near the mean will do to keep the squares from cancelling.
+    # Subtracting any value near the mean avoids cancellation in the sum of squares.
     centre = kernels.repeat(x_rows[0, :channels], tile)
     sums = np.zeros((torch.get_num_threads(), 2, channels))
     openmp.spread(kernels.moments, x_rows.shape[1], tile, len(x_rows), lambda k: (x_rows, centre, sums[k]))
@@ -137,13 +136,13 @@ def _statistics(norm: nn.BatchNorm2d, x_rows: Array, channels: int, tile: int) -
 
 
 def lif(x: Tensor, steps: int, neuron: Neuron) -> Tensor:
-    """LIF alone, of [steps * B, ...]."""
+    """LIF without a norm, of [steps * B, ...]."""
     out: Tensor = _Fused.apply(x, None, None, None, None, steps, False, neuron)
     return out
 
 
 def fits(norm: nn.Module, x: Tensor) -> TypeGuard[nn.BatchNorm2d]:
-    """Plain batch norms with running statistics, of more than one value per channel."""
+    """True for affine batch norms with running statistics and a momentum, if ``x`` has several values per channel."""
     return (
         isinstance(norm, nn.BatchNorm2d)
         and norm.affine
@@ -156,7 +155,7 @@ def fits(norm: nn.Module, x: Tensor) -> TypeGuard[nn.BatchNorm2d]:
 def norm_lif(
     norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None, steps: int, neuron: Neuron, shared: bool = False
 ) -> Tensor:
-    """LIF of norm(x) [+ residual]; with ``shared``, x is one step's input and stands for all of them."""
+    """LIF of norm(x) [+ residual]. With ``shared``, ``x`` holds one step and is the input of every step."""
     assert residual is None or not shared, "a residual differs from step to step"
     out: Tensor = _Fused.apply(x, residual, norm.weight, norm.bias, norm, steps, shared, neuron)
     return out

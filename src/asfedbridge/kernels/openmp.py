@@ -1,4 +1,4 @@
-"""Kernels on several threads: torch's own, where they can be reached."""
+"""Runs kernels on several threads: torch's OpenMP threads if accessible, otherwise a thread pool."""
 
 import ctypes
 import os
@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-ALONE = 1 << 15  # elements: below this, a second thread costs more than it brings
+MIN_PARALLEL_SIZE = 1 << 15  # elements; smaller work is faster on one thread
 
 
 def spread(
     kernel: Callable[..., None], length: int, tile: int, rows: int, call: Callable[[int], tuple[Any, ...]]
 ) -> None:
-    """Run a kernel over stretches of whole tiles, one per thread; ``call(k)`` gives the arguments of stretch k."""
+    """Splits ``length`` into one range of whole tiles per thread and runs the kernel on each. ``call(k)`` returns the
+    arguments for range k; ``rows * length`` elements are processed in total."""
     tiles = -(-length // tile)
-    threads = min(torch.get_num_threads(), tiles) if rows * length >= ALONE else 1
+    threads = min(torch.get_num_threads(), tiles) if rows * length >= MIN_PARALLEL_SIZE else 1
     if threads <= 1:
         kernel(*call(0), 0, length)
         return
@@ -27,10 +28,10 @@ def spread(
 
 
 def parallel(threads: int, work: Callable[[int], None]) -> None:
-    """``work(0)`` .. ``work(threads - 1)`` at the same time.
+    """Runs ``work(0)`` .. ``work(threads - 1)`` concurrently.
 
-    On torch's own OpenMP threads where they can be reached: after each convolution these keep spinning for a while,
-    and threads of our own would have to fight them for the cores.
+    Torch's OpenMP threads are preferred: they keep spinning for a while after each convolution, and threads of another
+    pool would compete with them for the cores.
     """
     openmp = _openmp()
     if openmp is None:
@@ -40,7 +41,7 @@ def parallel(threads: int, work: Callable[[int], None]) -> None:
 
     def one(_: object) -> None:
         try:
-            # OMP_THREAD_LIMIT or OMP_DYNAMIC may give fewer threads than asked for.
+            # OMP_THREAD_LIMIT or OMP_DYNAMIC may provide fewer threads than requested.
             for k in range(openmp.omp_get_thread_num(), threads, openmp.omp_get_num_threads()):
                 work(k)
         except BaseException as error:
@@ -56,7 +57,7 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def _openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that torch has loaded, if it is GNU's."""
+    """The OpenMP library that ships with torch, if it is GNU's."""
     folders = Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs"
     for path in (p for folder in folders for p in sorted(folder.glob("libgomp*.so*"))):
         library = ctypes.CDLL(str(path))
@@ -67,5 +68,5 @@ def _openmp() -> ctypes.CDLL | None:
 
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """One pool per process: a fork inherits the object, not its threads."""
+    """One pool per process id: a forked process inherits the pool object but not its threads."""
     return ThreadPoolExecutor(count, "kernel")

@@ -1,4 +1,4 @@
-"""Scale boxes out of images, antialiased, in one pass over a batch: the machine code behind ``resized``."""
+"""Crops and rescales images with antialiasing in one pass over a batch. Called by ``data.random_crop``."""
 
 import math
 from typing import Any
@@ -13,8 +13,11 @@ from asfedbridge.kernels.openmp import spread
 
 @jit
 def _weigh(length: int, full: int, margin: int, first: Any, count: Any, weights: Any) -> None:
-    """Which of ``length`` pixels each of the ``first.size`` middle ones of ``full`` is made of: a triangle as wide as a
-    pixel of the coarser of the two grids."""
+    """Filter weights that resample ``length`` pixels to ``full`` and keep the ``first.size`` middle ones.
+
+    Output pixel k is a weighted sum of ``count[k]`` input pixels from ``first[k]`` on. The filter is a triangle whose
+    half-width is one pixel of the coarser grid.
+    """
     step = length / full
     reach = max(1.0, step)
     for k in range(first.size):
@@ -44,12 +47,12 @@ def _resample(
     begin: int,
     end: int,
 ) -> None:
-    """Images are [N, H, W * C], ``out`` [N, size, size * C]; ``scale`` and ``shift`` have the length of its lines."""
+    """``images`` is [N, H, W * C], ``out`` is [N, size, size * C]; ``scale`` and ``shift`` have length size * C."""
     size = out.shape[1]
     margin = (full - size) // 2
     first, count = np.empty(size, np.int64), np.empty(size, np.int64)
     weights = np.empty((size, taps), np.float32)
-    wide = np.empty((images.shape[1], size * channels), np.float32)  # a box whose lines have their new length
+    wide = np.empty((images.shape[1], size * channels), np.float32)  # the box after horizontal resampling
     for n in range(begin, end):
         top, left, height, width = boxes[0, n], boxes[1, n], boxes[2, n], boxes[3, n]
         _weigh(width, full, margin, first, count, weights)
@@ -78,7 +81,7 @@ def _resample(
 
 
 def resample(x: Tensor, boxes: Tensor, flips: Tensor, size: int, full: int, scale_C: Tensor, shift_C: Tensor) -> Tensor:
-    """What ``resized.resample_plainly`` gives, to float rounding, times ``scale_C`` plus ``shift_C``."""
+    """``random_crop.resample_plainly`` times ``scale_C`` plus ``shift_C``, equal up to float rounding."""
     lines = x.movedim(1, -1).flatten(2).contiguous()
     channels = x.shape[1]
     out = torch.empty((len(x), size, size * channels))

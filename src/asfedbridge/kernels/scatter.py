@@ -1,9 +1,9 @@
-"""Machine code of the event-driven convolution: patches of weights added where spikes are.
+"""Kernels of the sparse convolution: each spike adds its channel's patch of weights to the output around it.
 
-``patches`` is [inputs, 3, 3, outputs], ordered by where a spike's contribution goes, and ``image`` the output, [images,
-height, width, outputs]; both flat. As a ``gradient``, the image around each spike is added to the patches instead.
-Input channels are taken ``block`` at a time, so that their patches stay in the cache while the images pass. The sums
-at a pixel stay in registers while the spikes of up to 64 channels are added up.
+``patches`` is [inputs, 3, 3, outputs], ordered by output position relative to the spike. ``image`` is the output,
+[images, height, width, outputs]. Both are flat. With ``gradient``, the image around each spike is added to the patch
+instead. Input channels are processed in blocks of ``block``, so that their patches stay in the cache for all images.
+The sums at a pixel stay in registers while the spikes of up to 64 channels are added.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from numba.extending import intrinsic
 
 from asfedbridge.kernels.lif import jit
 
-LANES = 16  # channel counts must be multiples: spikes are read 16 at a time
-GROUP = 64  # channels whose spikes are one word of bits
-VECTOR = 8  # floats of a register
+LANES = 16  # spikes read at a time; channel counts must be multiples of it
+GROUP = 64  # channels whose spikes are packed into one 64-bit word
+VECTOR = 8  # floats per register
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, lanes: int) -> Any:
@@ -27,7 +27,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: An
 
 
 def _spikes_16(typing: Any, x: Any, i: Any) -> Any:
-    """Bit k says whether x[i + k] is a spike."""
+    """Packs 16 spikes into bits: bit k is set if x[i + k] is not zero."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         vector = builder.load(_pointer(context, builder, signature.args[0], values[0], values[1], LANES), align=4)
@@ -38,7 +38,7 @@ def _spikes_16(typing: Any, x: Any, i: Any) -> Any:
 
 
 def _each_bit(builder: Any, bits: Any, sums: Sequence[Any], body: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> Any:
-    """sums = body(k, sums) for every bit k that is set, with ``sums`` in registers; at least one must be set."""
+    """Emits a loop ``sums = body(k, sums)`` over the set bits k, with ``sums`` in registers; one bit must be set."""
     before = builder.block
     loop, after = (builder.function.append_basic_block(name) for name in ("bit", "done"))
     builder.branch(loop)
@@ -56,10 +56,11 @@ def _each_bit(builder: Any, bits: Any, sums: Sequence[Any], body: Callable[[Any,
 
 
 def _make(lanes: int, gradient: bool, lines: int = 1) -> Any:
-    """image[i : i + lanes] += sum of patches[j + k * stride : ...] over the bits k that are set; or the other way.
+    """Makes image[i : i + lanes] += sum of patches[j + k * stride :][:lanes] over the set bits k, or the reverse.
 
-    With two lines, the second is ``line`` further on in the image and next to the first in the patches. Written as
-    loops, the compiler would have to prove on every run that image and patches do not overlap.
+    The reverse (``gradient``) adds the image to each of these patches. With two lines, the second line starts at
+    i + ``line`` in the image and directly after the first in a patch. This is LLVM code because a loop in Python would
+    be compiled with run-time checks that image and patches do not overlap.
     """
 
     def add(typing: Any, image: Any, i: Any, line: Any, patches: Any, j: Any, stride: Any, bits: Any) -> Any:
@@ -106,7 +107,7 @@ _sum_2x48, _give_2x48 = (_make(48, gradient, lines=2) for gradient in (False, Tr
 
 @jit
 def _row(image: Any, i: int, patches: Any, j: int, run: int, stride: int, bits: Any, gradient: bool) -> None:
-    """A run of neighbouring sums, in pieces that fit into the registers."""
+    """Processes ``run`` contiguous sums in pieces that fit into the registers."""
     end = i + run
     while i + 96 <= end:
         if gradient:
@@ -135,7 +136,7 @@ def _row(image: Any, i: int, patches: Any, j: int, run: int, stride: int, bits: 
 
 @jit
 def _word(spikes: Any, i: int, channels: int) -> Any:
-    """The spikes of up to 64 channels as bits."""
+    """Packs the spikes of up to 64 channels into one word."""
     bits = _spikes(spikes, i)
     for k in range(LANES, channels, LANES):
         bits |= _spikes(spikes, i + k) << np.uint64(k)
@@ -156,7 +157,7 @@ def scatter(
     begin: int,
     end: int,
 ) -> None:
-    """Stride 1, images ``begin`` .. ``end``."""
+    """Stride 1, images ``begin`` to ``end``."""
     run, line = 3 * outputs, width * outputs
     for low in range(0, inputs, block):
         high = min(low + block, inputs)
@@ -175,7 +176,7 @@ def scatter(
                         if bits == 0:
                             continue
                         patch = group * 3 * run + left
-                        if narrow:  # two rows fit into the registers
+                        if narrow:  # two rows fit into the registers at once
                             if gradient:
                                 _give_2x48(image, corner, line, patches, patch, 3 * run, bits)
                                 _give_48(image, corner + 2 * line, 0, patches, patch + 2 * run, 3 * run, bits)
@@ -202,8 +203,8 @@ def scatter_strided(
     begin: int,
     end: int,
 ) -> None:
-    """Stride 2: an even row or column reaches one output through the middle weight, an odd one the outputs on either
-    side. In a row of ``patches``, the two sides come first, next to each other as in the image, then the middle."""
+    """Stride 2. A spike in an even row or column contributes to one output through the middle weight, a spike in an odd
+    one to the outputs on both sides. A row of ``patches`` holds the two side weights, then the middle one."""
     lines, line = (height + 1) // 2, (width + 1) // 2 * outputs
     for low in range(0, inputs, block):
         high = min(low + block, inputs)

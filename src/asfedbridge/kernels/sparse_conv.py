@@ -1,10 +1,10 @@
-"""3x3 convolution of spikes, event by event: work in proportion to the spikes, forward and in the weights' gradient.
+"""Sparse 3x3 convolution of spikes. The forward pass and the weight gradient cost work in proportion to the spikes.
 
-A spike at pixel q of channel i adds the i-th 3x3 patch of weights to the outputs around q; in the weights' gradient it
+A spike at pixel q of channel i adds the i-th 3x3 patch of weights to the outputs around q. In the weight gradient it
 adds the output gradients around q to the i-th patch. With channels innermost, a patch is three runs of 3 * outputs
-contiguous numbers, so each spike costs a few wide additions and no multiplication (``scatter``). Where spikes are too
-dense for that to pay (a fraction of the input is looked at), the dense convolution of the library does the work. The
-gradient of the input is dense in any case.
+contiguous numbers, so each spike costs a few wide additions and no multiplication (``scatter``). Above a certain firing
+rate, estimated from a sample of the batch, torch's dense convolution is faster and is used instead. The input gradient
+is always dense.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from asfedbridge.kernels.lif import Array
 from asfedbridge.kernels.scatter import LANES, scatter, scatter_strided
 
 DENSE_FORWARD, DENSE_BACKWARD = 0.35, 0.5  # firing rates above which the dense convolution is faster
-SAMPLE = 8  # the rate is estimated on every eighth image
-CACHE = 300 << 10  # bytes of weight patches worked on at a time
+SAMPLE_EVERY = 8  # the firing rate is estimated from every eighth image
+PATCH_BYTES = 300 << 10  # of weight patches processed at a time, so that they stay in the cache
 
 
 def fits(conv: nn.Conv2d) -> bool:
@@ -36,33 +36,35 @@ def fits(conv: nn.Conv2d) -> bool:
 
 
 def firing_rate(spikes: Tensor) -> float:
-    return spikes[::SAMPLE].mean().item()
+    """Fraction of ones in a sample of the images."""
+    return spikes[::SAMPLE_EVERY].mean().item()
 
 
 def _flat(x: Tensor) -> Array:
-    # The kernel reads memory by address; reshaping alone may give a strided view, as of an expanded gradient.
+    # The kernel needs contiguous memory; reshape alone may return a strided view, for example of an expanded gradient.
     return x.detach().movedim(1, -1).reshape(-1).contiguous().numpy()
 
 
 def _scatter(spikes: Tensor, patches: list[Array], image: Array, outputs: int, stride: int, gradient: bool) -> None:
     count, inputs, height, width = spikes.shape
     x = _flat(spikes)
-    block = max(LANES, min(inputs, CACHE // (9 * outputs * 4) // LANES * LANES))
+    block = max(LANES, min(inputs, PATCH_BYTES // (9 * outputs * 4) // LANES * LANES))
     sizes = height, width, inputs, outputs, block, gradient
     kernel = scatter if stride == 1 else scatter_strided
     openmp.spread(kernel, count, 1, image.size // count, lambda k: (x, patches[k], image, *sizes))
 
 
-# Through which column of the kernel a spike reaches each column of its patch. With stride 1 the kernel is turned: a
-# spike at q reaches output q + (1, 1) through weight (0, 0). With stride 2 both sides come first, then the middle.
-COLUMNS = {1: (2, 1, 0), 2: (2, 0, 1)}
+# The kernel column for each patch column, by stride. With stride 1 the kernel is rotated by 180 degrees: a spike at q
+# contributes to output q + (1, 1) through weight (0, 0). With stride 2 both sides come first, then the middle.
+KERNEL_COLUMNS = {1: (2, 1, 0), 2: (2, 0, 1)}
 
 
 def _copy_patches(patches: Tensor, weight: Tensor, stride: int, back: bool) -> None:
-    """[inputs, 3, 3, outputs] from [outputs, inputs, 3, 3], or ``back``; tap by tap, three times as fast as at once."""
+    """Copies ``weight`` [outputs, inputs, 3, 3] to ``patches`` [inputs, 3, 3, outputs], or ``back``. Nine copies of one
+    tap each are three times as fast as one copy of everything."""
     for row in range(3):
         for column in range(3):
-            patch, tap = patches[:, row, column], weight[:, :, 2 - row, COLUMNS[stride][column]].t()
+            patch, tap = patches[:, row, column], weight[:, :, 2 - row, KERNEL_COLUMNS[stride][column]].t()
             (tap if back else patch).copy_(patch if back else tap)
 
 
@@ -81,7 +83,7 @@ def _forward(spikes: Tensor, weight: Tensor, stride: int, rate: float) -> Tensor
 def _backward(
     grad: Tensor, spikes: Tensor, weight: Tensor, how: tuple[int, float], wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of spikes and weight, as far as they are wanted."""
+    """Gradients of spikes and weight, or None where ``wanted`` is false."""
     stride, rate = how
     dense = rate > DENSE_BACKWARD
     which = [wanted[0], wanted[1] and dense, False]
@@ -90,7 +92,7 @@ def _backward(
     )
     if wanted[1] and not dense:
         outputs, inputs = weight.shape[:2]
-        # torch aligns memory, numpy does not
+        # allocated by torch, which aligns memory; numpy does not
         partial = weight.new_zeros(torch.get_num_threads(), inputs, 3, 3, outputs)
         _scatter(spikes, [p.view(-1).numpy() for p in partial], _flat(grad), outputs, stride, gradient=True)
         d_weight = torch.empty_like(weight, memory_format=torch.channels_last)
@@ -113,9 +115,9 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Fork(torch.autograd.Function):
-    """A convolution, and beside it the input itself or its 1x1 convolution with the same stride.
+    """A convolution and, as a second output, the input itself or its 1x1 convolution with the same stride.
 
-    The gradient of the second way is added in place to that of the first, where two nodes would each make their own.
+    One node adds the second branch's input gradient in place; two nodes would each allocate one.
     """
 
     @staticmethod
@@ -127,7 +129,7 @@ class _Fork(torch.autograd.Function):
         if side_weight is None:
             ctx.save_for_backward(spikes, weight)
             return out, spikes.view_as(spikes)
-        # Sliced, not strided: see Shortcut.
+        # A slice instead of a strided convolution avoids a bug in oneDNN: see models.parts.Shortcut.
         corners = spikes[:, :, ::stride, ::stride].contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(spikes, weight, corners, side_weight)
         return out, torch.conv2d(corners, side_weight)
@@ -150,12 +152,12 @@ class _Fork(torch.autograd.Function):
 
 
 def convolve(conv: nn.Conv2d, spikes: Tensor) -> Tensor:
-    """``conv`` of a tensor of zeros and ones."""
+    """Computes ``conv(spikes)`` for a tensor of zeros and ones."""
     out: Tensor = _Convolution.apply(spikes, conv.weight, conv.stride[0])
     return out
 
 
 def fork(conv: nn.Conv2d, side: nn.Conv2d | None, spikes: Tensor) -> tuple[Tensor, Tensor]:
-    """``conv`` of a tensor of zeros and ones, and beside it the tensor itself or its 1x1 convolution ``side``."""
+    """Returns ``conv(spikes)`` and ``side(spikes)``, or ``spikes`` itself without ``side``; for zeros and ones."""
     out: tuple[Tensor, Tensor] = _Fork.apply(spikes, conv.weight, side and side.weight, conv.stride[0])
     return out

@@ -1,4 +1,4 @@
-"""The LIF of this project computed by SpikingJelly, whose CUDA kernels (Triton, CuPy) we do not write again."""
+"""LIF computed by SpikingJelly, which has CUDA kernels (Triton, CuPy)."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from asfedbridge.core.task import Neuron
 
 
 def fits(neuron: Neuron) -> bool:
-    """SpikingJelly speaks of a time constant above 1: decay = 1 - 1 / tau."""
+    """SpikingJelly takes a time constant tau > 1, where decay = 1 - 1 / tau."""
     return 0 < neuron.decay < 1
 
 

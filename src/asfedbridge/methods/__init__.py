@@ -1,6 +1,6 @@
-"""One file per method, client and server side together. Importing this package registers them all.
+"""One module per method, client and server side together. Importing this package registers all methods.
 
-A file dropped into this folder is found by itself: adding a method touches nothing else.
+Every module in this folder is imported automatically, so adding a method needs no other change.
 """
 
 import importlib
@@ -12,5 +12,5 @@ from asfedbridge.methods.standalone import Standalone
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-DEFAULT = ASFedBridge.name  # of recipes and commands that name no method
-REFERENCE = Standalone.name  # what the others are compared with
+DEFAULT = ASFedBridge.name  # for recipes and commands without a method
+REFERENCE = Standalone.name  # comparisons show differences to this method

@@ -1,17 +1,17 @@
-"""AS-FedBridge: pseudo-spike Bridge distillation for mixed ANN-SNN federations (the paper this project builds).
+"""AS-FedBridge: pseudo-spike Bridge distillation for mixed ANN-SNN federations (the paper this project implements).
 
 Exchanged: the Bridge's body, both ways; backbone and Bridge head stay private.
-Client: the frozen Bridge teaches the backbone for the task's epochs (extraction), then the frozen backbone teaches the
-Bridge for one (injection).
-Server: mean of the bodies by shard size.
-Choices, where the paper is silent:
-- weights move in a straight line over the rounds;
-- low-bit clients (BNN, QNN) do as ANN clients do, and count as such in `direction`;
-- with one direction only, the clients that receive never change the Bridge's body and upload nothing, but they adapt
-  what is private in their Bridge: the head learns as in injection and BatchNorm statistics move. Otherwise their
-  teacher would keep an untrained head. `receivers=frozen` leaves their Bridge as received (all injection disabled);
-- the Bridge's optimiser state stays on the client (the paper's client algorithm retains it);
-- the Bridge's weight decay is the ANN's; BatchNorm statistics stay local (`bn_buffers`).
+Client: extraction (the frozen Bridge teaches the backbone) for the task's epochs, then injection (the frozen backbone
+teaches the Bridge) for one epoch.
+Server: mean of the bodies, weighted by shard size.
+Choices, where the paper leaves details open:
+- loss weights change linearly over the rounds;
+- low-bit clients (BNN, QNN) are treated as ANN clients, also in `direction`;
+- with one `direction`, receiving clients never change the Bridge's body and upload nothing. They adapt the private part
+  of their Bridge: the head is trained as in injection and BatchNorm statistics are updated. Otherwise the head of their
+  teacher would stay untrained. `receivers=frozen` keeps their Bridge as received (no injection at all);
+- the Bridge's optimiser state stays on the client, as in the paper's client algorithm;
+- the Bridge has the ANN's weight decay; BatchNorm statistics stay local (`bn_buffers`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,9 +36,9 @@ Gate = Literal["none", "right", "confident"]
 
 
 def choose(gate: Gate, student_BC: Tensor, teacher_BC: Tensor, y_B: Tensor) -> Tensor | None:
-    """The images on which the teacher's loss counts; None for all.
+    """The images on which the distillation loss counts; None means all.
 
-    "right": its first choice is the label. "confident": it gives the label more probability than the student does.
+    "right": the teacher predicts the label. "confident": it gives the label a higher probability than the student.
     """
     if gate == "none":
         return None
@@ -57,32 +57,31 @@ class ASFedBridge(BridgeSharing):
     fused_with: ClassVar[str] = "bridge"
     rate_ports: ClassVar[str] = "bridge"
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "short": {"snn_loss": "ce"},  # TET makes the start slower
-        # Chosen among three settings on a validation cut of the training images (docs/results.md).
+        "short": {"snn_loss": "ce"},  # TET learns more slowly at first
+        # Chosen from three settings on a validation split of the training images (docs/results.md).
         "cpu": {"alpha_kd_ann": (2.0, 2.0), "alpha_kd_snn": (2.0, 2.0)},
         "extended": {"gate": "right"},
     }
-    later: ClassVar[Mapping[str, Any]] = {"gate": "none", "receivers": "frozen"}
     # ablations: each switch removes one part
-    direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"
+    direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"  # of transfer: which kinds teach the Bridge
     receivers: Literal["adapt", "frozen"] = "adapt"  # with one direction: the private part of a receiver's Bridge
-    pseudo_spike: bool = True  # the whole rate branch: quantiser, rate loss and PSPR
-    pspr: bool = True  # ablation: polarisation of the rates (PSPR)
+    pseudo_spike: bool = True  # the complete rate branch: quantiser, rate loss and PSPR
+    pspr: bool = True  # ablation: polarisation regularisation of rates (PSPR)
     quantise: bool = True  # ablation: rates rounded to multiples of 1/T
-    rate_loss: bool = True  # ablation: the Bridge's rates follow the SNN's
+    rate_loss: bool = True  # ablation: match the Bridge's rates to the SNN's
     # the paper's parameter table
-    temperature: float = 2.0  # of distillation, both ways
-    alpha_kd_ann: Ramp = (0.10, 0.025)  # extraction: weight of the Bridge as teacher of an ANN, first and last round
-    alpha_kd_snn: Ramp = (0.07, 0.025)  # the same, of an SNN
-    alpha_teach: Ramp = (0.16, 0.05)  # injection: weight of the backbone as teacher, first and last round
-    alpha_ce: Ramp = (1.10, 0.55)  # injection: weight of the labels, first and last round
+    temperature: float = 2.0  # of distillation, in both directions
+    alpha_kd_ann: Ramp = (0.10, 0.025)  # extraction: weight of distillation for an ANN, first and last round
+    alpha_kd_snn: Ramp = (0.07, 0.025)  # the same, for an SNN
+    alpha_teach: Ramp = (0.16, 0.05)  # injection: weight of distillation, first and last round
+    alpha_ce: Ramp = (1.10, 0.55)  # injection: weight of the label loss, first and last round
     alpha_rate: float = 0.005  # injection: weight of the rate loss
     alpha_pspr: float = 0.10  # injection: weight of PSPR
-    alpha_prox: float = 1e-4  # injection: weight of the distance to the received body
-    gate: Gate = "none"  # images on which the Bridge teaches: all, those it gets right, or where it beats the student
-    snn_loss: Literal["tet", "ce"] = "tet"  # supervision of an SNN in extraction: the paper's TET, or CE of the mean
-    lambda_nld: float = 0.08  # strength of the noise on an SNN's logits in distillation
-    lambda_tet: float = 1e-4  # share of the regulariser in TET
+    alpha_prox: float = 1e-4  # injection: weight of the squared distance to the received body
+    gate: Gate = "none"  # images used for distillation: all, those the Bridge gets right, those it knows better
+    snn_loss: Literal["tet", "ce"] = "tet"  # SNN loss in extraction: the paper's TET, or CE of the mean logits
+    lambda_nld: float = 0.08  # strength of the logit noise for an SNN in distillation
+    lambda_tet: float = 1e-4  # weight of the regulariser in TET
     pspr_threshold: float = 0.5  # V_th of PSPR
     pspr_spread: float = 1.0  # k_d of PSPR
     pspr_deviation: float = 0.05  # sigma_min of PSPR
@@ -94,7 +93,7 @@ class ASFedBridge(BridgeSharing):
             raise BadInput("method.temperature=0 must be above 0")
         if self.direction != "both" and task.twin_rounds:
             raise BadInput(
-                f"twin_rounds={task.twin_rounds} with method.direction={self.direction}: a twin would teach as an ANN "
+                f"twin_rounds={task.twin_rounds} with method.direction={self.direction}: a twin would act as an ANN "
                 f"client; use twin_rounds=0 or method.direction=both"
             )
         super().check(task, clients)
@@ -104,11 +103,11 @@ class ASFedBridge(BridgeSharing):
         return self.direction == "both" or (client.kind == "snn") == (self.direction == "ann-to-snn")
 
     def injects(self, client: ClientInfo) -> bool:
-        """Whether this client teaches the Bridge; only such a client uploads."""
+        """Whether this client teaches the Bridge and uploads it."""
         return self.direction == "both" or (client.kind == "snn") == (self.direction == "snn-to-ann")
 
     def adapts(self, client: ClientInfo) -> bool:
-        """Whether this client fits the private part of its Bridge to the body it receives, and has such a part."""
+        """Whether this client has a private part of the Bridge and adapts it to the received body."""
         statistics = self.bridge_norm == "batch" and self.bn_buffers == "local"
         return not self.injects(client) and self.receivers == "adapt" and (self.personal_head or statistics)
 
@@ -139,7 +138,7 @@ class ASFedBridge(BridgeSharing):
         return {"bridge": self.network(client)}
 
     def extract(self, client: Client, rnd: Round) -> dict[str, float]:
-        """Update the private backbone: its labels, and the frozen Bridge as teacher."""
+        """Train the backbone on the labels, with the frozen Bridge as teacher."""
         bridge = self.network(client).eval()
         spiking = client.info.kind == "snn"
         weight = rnd.ramp(self.alpha_kd_snn if spiking else self.alpha_kd_ann)
@@ -164,7 +163,7 @@ class ASFedBridge(BridgeSharing):
         return fit_backbone(client, rnd, "extract", terms)
 
     def inject(self, client: Client, rnd: Round) -> dict[str, float]:
-        """Update the local Bridge: its labels, the frozen backbone as teacher, an SNN's firing rates."""
+        """Train the local Bridge on the labels, the frozen backbone's predictions and, for an SNN, its firing rates."""
         bridge = self.network(client)
         backbone = client.backbone.eval()
         ports = self.pseudo_spike and client.info.kind == "snn"
@@ -193,9 +192,9 @@ class ASFedBridge(BridgeSharing):
         return fit(client, rnd, "inject", {"bridge": self.step(rnd)}, terms, self.injection_epochs)
 
     def adapt(self, client: Client, rnd: Round) -> dict[str, float]:
-        """Injection for a receiver: the private head learns, BatchNorm statistics move, the body's weights stay.
+        """Injection for a receiver: trains the private head and updates BatchNorm statistics; the body is unchanged.
 
-        A shared head is not trained: it came with the download, and the next one replaces it.
+        A shared head is not trained: the next download replaces it.
         """
         bridge = self.network(client).train()
         backbone = client.backbone.eval()
@@ -208,7 +207,7 @@ class ASFedBridge(BridgeSharing):
             return {}
 
         def terms(x: Tensor, y: Tensor) -> Terms:
-            with torch.no_grad():  # leaves the body without gradients, so that no step and no decay reaches it
+            with torch.no_grad():  # without gradients the optimiser skips the body: no step, no weight decay
                 teacher: Output = backbone(x)
                 feature = bridge.body(x)[-1]
             return self.guide(bridge.head(feature), teacher, y, rnd)
@@ -216,7 +215,7 @@ class ASFedBridge(BridgeSharing):
         return fit(client, rnd, "adapt", {"bridge": self.step(rnd)}, terms, self.injection_epochs)
 
     def guide(self, logits_BC: Tensor, teacher: Output, y: Tensor, rnd: Round) -> Terms:
-        """What the Bridge's predictions learn from: the backbone's, and the labels."""
+        """Losses of the Bridge's predictions: distillation from the backbone, and the labels."""
         return {
             "kd": rnd.ramp(self.alpha_teach) * losses.distillation(logits_BC, teacher.logits, self.temperature),
             "ce": rnd.ramp(self.alpha_ce) * losses.cross_entropy(logits_BC, y),

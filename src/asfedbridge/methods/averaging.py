@@ -1,40 +1,31 @@
-"""What methods that average networks have in common on the server: which mean, bounded updates, and private noise."""
+"""Base class of methods that average networks: weights, clipped updates and differential privacy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from asfedbridge.core import aggregation, privacy
-from asfedbridge.core.aggregation import Rule
+from asfedbridge.core.aggregation import Weights
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload
+from asfedbridge.methods.aggregating import Weighing
 
-SEED = "seed"  # of the run, in the state of a server that draws from it
+SEED = "seed"  # key of the run's seed in the server state
 
 
 @dataclass(frozen=True)
-class Averaging(Method):
-    """Everything off by default. An update is an upload minus what the server had sent."""
+class Averaging(Weighing):
+    """By default only the cap is active. An update is an upload minus the download."""
 
     continues: ClassVar[bool] = True
-    aggregation: Rule = "mean"
-    trim: float = 0.1  # trimmed: share of the clients that is left out at each end
-    clip_update: float = 0.0  # largest L2 norm of a client's update; 0: any
-    noise: float = 0.0  # deviation of the noise on the sum of updates, in units of clip_update; 0: none
-    noise_source: privacy.Source = "system"  # seed: repeatable, for tests; protects from nobody who knows the seed
-    delta: float = 1e-5  # of the epsilon that the summary tells
-    later: ClassVar[Mapping[str, Any]] = {
-        "aggregation": "mean",
-        "trim": 0.1,
-        "clip_update": 0.0,
-        "noise": 0.0,
-        "noise_source": "system",
-        "delta": 1e-5,
-    }
+    weights: Weights = "capped"  # of clients in a mean: equal, by shard size, or by shard size limited by weight_cap
+    clip_update: float = 0.0  # maximum L2 norm of a client's update; 0: no limit
+    noise: float = 0.0  # standard deviation of noise on the sum of updates, in units of clip_update; 0: none
+    noise_source: privacy.Source = "system"  # seed: reproducible, for tests; no protection if the seed is known
+    delta: float = 1e-5  # for the epsilon in the summary
 
     @property
     def mechanism(self) -> privacy.Mechanism | None:
@@ -43,43 +34,42 @@ class Averaging(Method):
         return privacy.Mechanism(self.noise, self.clip_update, self.noise_source, self.delta)
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
-        if self.trim >= 0.5:
-            raise BadInput(f"method.trim={self.trim} leaves nobody; use less than 0.5, or method.aggregation=median")
+        super().check(task, clients)
         if not self.noise:
             return
         if not self.clip_update:
-            raise BadInput(f"method.noise={self.noise} hides updates of bounded norm only; set method.clip_update")
+            raise BadInput(f"method.noise={self.noise} needs clipped updates; set method.clip_update above 0")
         if self.aggregation != "mean":
             raise BadInput(
-                f"method.noise={self.noise} is for a mean, not method.aggregation={self.aggregation}; set one back"
+                f"method.noise={self.noise} does not support method.aggregation={self.aggregation}; use mean"
             )
         if not 0 < self.delta < 1:
             raise BadInput(f"method.delta={self.delta} is out of range; use more than 0, less than 1")
         if self.bn_buffers == "averaged":
             raise BadInput(
-                f"method.noise={self.noise} with method.bn_buffers=averaged could make a variance negative; use local"
+                f"method.noise={self.noise} with method.bn_buffers=averaged could make variances negative; use local"
             )
         if stepping := [c for c in clients if c.kind == "qnn"]:
             raise BadInput(
-                f"method.noise={self.noise}: step sizes of {stepping[0].label} do not bear noise; use other kinds"
+                f"method.noise={self.noise}: step sizes of {stepping[0].label} do not tolerate noise; use other kinds"
             )
 
     def notes(self, task: Task) -> list[str]:
         if not self.noise:
             return []
-        noted = [f"{self.name}: clients count equally in a private mean, whatever their shard size"]
+        noted = [f"{self.name}: all clients have equal weight in a private mean, regardless of shard size"]
         if self.noise_source == "seed":
-            noted.append(f"{self.name}: noise comes from the run's seed and protects from nobody who knows it")
+            noted.append(f"{self.name}: noise comes from the run's seed: no protection if the seed is known")
         return noted
 
     def remembered(self, task: Task) -> Payload:
-        """What a server's state holds beside the tensors that are averaged."""
+        """Entries of the server state that are not averaged."""
         return {SEED: torch.tensor(task.seed)} if self.noise and self.noise_source == "seed" else {}
 
     def bounded(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> dict[int, Payload]:
-        """What clients sent, in id order, with the whole of each update clipped."""
+        """The uploads by client id, with each update clipped over all its tensors."""
         sent = {c.id: ups[c.id].payload for c in clients}
         if not self.clip_update:
             return sent
@@ -89,9 +79,9 @@ class Averaging(Method):
     def average(
         self, state: Payload, payloads: Sequence[Payload], weights: Sequence[float], rnd: Round, whose: str = "all"
     ) -> Payload:
-        """One payload of many. A private mean counts all alike: the share of one in it must be known."""
+        """Aggregate payloads. A private mean uses equal weights, because epsilon depends on the share of one client."""
         if not self.noise:
-            return aggregation.aggregate(payloads, weights, self.aggregation, self.trim)
+            return self.combine(payloads, weights)
         mean = aggregation.aggregate(payloads, [1] * len(payloads))
         normal: privacy.Normal = privacy.system_normal
         if self.noise_source == "seed":

@@ -1,4 +1,4 @@
-"""What methods that share a network like the Bridge have in common: what travels, and how it is averaged."""
+"""Base class of methods that share a Bridge-like network: what is exchanged and how it is averaged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,27 +17,28 @@ from asfedbridge.methods.averaging import SEED, Averaging
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.zoo import bridge_of, build_bridge, check_bridge, outline_bridge
 
+LOG_SCALE = "log_scale"  # parameter of a port
+MAX_LOG_SCALE = 30.0  # a port's scale is exp(log_scale), which must not overflow
+
 
 @dataclass(frozen=True)
 class BridgeSharing(Averaging):
-    """Body up and down, the head with it unless it is personal; mean by shard size or uniform."""
+    """The body is exchanged in both directions, and so is the head unless it is personal."""
 
-    module: ClassVar[str]  # the network's name on a client
-    # In short runs the network is smaller and learns faster.
+    module: ClassVar[str]  # name of the network in ``Client.modules``
+    # Short runs use a smaller network and a higher learning rate.
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "short": {"bridge_lr": 0.05, "bridge_width": 0.25},
         "extended": {"fused_holdout": 0.1},
     }
-    later: ClassVar[Mapping[str, Any]] = {"fused_holdout": 0.0}
-    weights: Literal["size", "uniform"] = "size"  # of the clients in the mean
-    personal_head: bool = True  # False: one head, communicated and averaged with the body
-    bn_buffers: Literal["local", "averaged"] = "local"
-    bridge_norm: Literal["batch", "group"] = "batch"
-    bridge_momentum: Literal["keep", "reset"] = "keep"
+    personal_head: bool = True  # False: the head is exchanged and averaged with the body
+    bn_buffers: Literal["local", "averaged"] = "local"  # running statistics of BatchNorm: private, or averaged
+    bridge_norm: Literal["batch", "group"] = "batch"  # normalisation layers of the shared network
+    bridge_momentum: Literal["keep", "reset"] = "keep"  # momentum of the shared network between rounds
     bridge_lr: float = 0.004  # initial learning rate of the shared network
     bridge_weight_decay: float = 1e-4  # of the shared network
-    bridge_width: float = 1.0  # of the shared network: factor of its channels
-    fused_holdout: float = 0.0  # share of own training images that weighs backbone and Bridge in `fused`; 0: equal
+    bridge_width: float = 1.0  # channel multiplier of the shared network
+    fused_holdout: float = 0.0  # fraction of training images held out to fit the weights of `fused`; 0: equal weights
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         super().check(task, clients)
@@ -71,7 +72,7 @@ class BridgeSharing(Averaging):
         return bridge_of(client, self.module)
 
     def step(self, rnd: Round) -> Step:
-        """How the network learns."""
+        """Optimiser settings of the shared network."""
         return Step(rnd.cosine(self.bridge_lr), self.bridge_weight_decay)
 
     def downloads(self, task: Task, client: ClientInfo) -> Shapes:
@@ -79,6 +80,10 @@ class BridgeSharing(Averaging):
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
         return self.downloads(task, client)
+
+    def check_upload(self, task: Task, client: ClientInfo, up: Payload, rnd: Round) -> None:
+        super().check_upload(task, client, up, rnd)
+        payload.check_range(up, LOG_SCALE, -MAX_LOG_SCALE, MAX_LOG_SCALE)
 
     def client_init(self, client: Client) -> None:
         client.add(self.module, build_bridge(client.task, self.bridge_width, self.bridge_norm))
@@ -91,7 +96,7 @@ class BridgeSharing(Averaging):
             client.momentum.pop(self.module, None)
 
     def pack(self, client: Client) -> Payload:
-        """What leaves the client."""
+        """The upload."""
         return payload.select(self.shared(self.network(client)), self.travels_with_buffers)
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
@@ -107,5 +112,5 @@ class BridgeSharing(Averaging):
         sent = {i: up for i, up in self.bounded(state, clients, ups, rnd).items() if up}
         if not sent:
             return state
-        weights = [c.train_size if self.weights == "size" else 1 for c in clients if c.id in sent]
-        return state | self.average(state, list(sent.values()), weights, rnd)
+        weights = self.weigh([c for c in clients if c.id in sent], self.weights)
+        return state | self.average(state, list(sent.values()), list(weights.values()), rnd)

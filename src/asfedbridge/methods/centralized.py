@@ -1,11 +1,11 @@
-"""Centralized: one backbone of every kind in the fleet, trained on everybody's data. The reference without privacy.
+"""Centralized: one backbone of every shape in the fleet, trained on all clients' data. The reference without privacy.
 
-Exchanged: nothing; the data are in one place.
-Client: the task's epochs on all training images.
+Exchanged: nothing; all data are in one place.
+Client: trains on all training images for the task's epochs.
 Server: nothing.
 Choices:
-- the first client of every model, width, kind, T and bits stands for its like, and is tested on all test images;
-- as many rounds of as many epochs as the federated methods, so each image is seen equally often.
+- the first client of every combination of model, width, kind, T and bits is trained, and tested on all test images;
+- rounds and epochs are those of the federated methods, so each image is seen equally often.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,17 @@
-"""FedAvg (McMahan et al., AISTATS 2017), direct over clients of all kinds, and isolated by kind.
+"""FedAvg (McMahan et al., AISTATS 2017), direct (over clients of all kinds) and isolated (within each kind).
 
 Exchanged: every trainable tensor of the backbone, both ways.
-Client: starts from the aggregate; the task's epochs on its labels.
-Server: mean by shard size, tensor by tensor, over all clients or within a kind.
+Client: starts from the aggregate; trains on its labels for the task's epochs.
+Server: mean weighted by shard size (`weights`, `aggregation`), tensor by tensor, over all clients or within a kind.
 Choices:
 - BatchNorm running statistics stay local (`bn_buffers`);
-- low-bit clients send latent weights; step sizes of a QNN are averaged with their weights, but among QNNs of the same
-  bits only: to others they say nothing. Isolated, QNNs of different bits are different kinds;
-- the momentum of a backbone that the download overwrites starts anew each round;
+- low-bit clients send latent weights. Step sizes are averaged only among QNNs with the same number of bits. Isolated
+  methods treat QNNs of different bits as different kinds;
+- momentum is reset every round, because the download overwrites the backbone;
 - tables show the downloaded aggregate (point `received`);
-- direct, all clients start from the first client's backbone: the first download replaces their own, so
-  `start=by-kind` has no effect (it has on stems that stay local, below). Isolated, each kind starts from its own;
-- on event data the stems of ANN and SNN clients differ in shape: direct, each client keeps its own.
+- with direct averaging, the first download replaces every backbone by the first client's, so `start=by-kind` affects
+  only stems that stay local (see below). With isolated averaging, each kind has its own start;
+- on event data, stems of ANN and SNN clients differ in shape. With direct averaging they stay on the client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.task import ClientInfo, Output, Point, Round, Task, Upload, first_of_each
 from asfedbridge.core.training import Terms, fit_backbone, supervise
 from asfedbridge.methods.averaging import Averaging
-from asfedbridge.models.lowbit import is_step
+from asfedbridge.models.lowbit import STEP, is_step
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
 V = TypeVar("V")
@@ -38,18 +38,18 @@ V = TypeVar("V")
 @dataclass(frozen=True)
 class FedAvg(Averaging):
     reports: ClassVar[Point] = "received"
-    bn_buffers: Literal["local", "averaged"] = "local"
+    bn_buffers: Literal["local", "averaged"] = "local"  # running statistics of BatchNorm: private, or averaged
 
     def group(self, client: ClientInfo) -> str:
-        """Clients of one group share one aggregate."""
+        """The group whose aggregate this client receives."""
         return "all"
 
     def keeps_stems(self, task: Task) -> bool:
-        """Whether stems stay with their clients, because one aggregate is for clients whose stems differ in shape."""
+        """Whether stems stay on the client, because clients of one group have stems of different shapes."""
         return task.stems_differ
 
     def shared(self, task: Task, tensors: Mapping[str, V]) -> dict[str, V]:
-        """Of a backbone's tensors, those that are averaged."""
+        """The tensors of a backbone that are averaged."""
         kept = "stem." if self.keeps_stems(task) else None
         return {name: t for name, t in tensors.items() if kept is None or not name.startswith(kept)}
 
@@ -58,7 +58,7 @@ class FedAvg(Averaging):
             return super().notes(task)
         widths = f"{task.channels} and {task.channels // task.frames} channels"
         return [
-            f"{self.name}: stems that take frames at once or one by one ({widths}) are not averaged; clients keep them",
+            f"{self.name}: stems stay on the clients, because their shapes differ ({widths})",
             *super().notes(task),
         ]
 
@@ -79,6 +79,11 @@ class FedAvg(Averaging):
 
     downloads = uploads
 
+    def check_upload(self, task: Task, client: ClientInfo, up: Payload, rnd: Round) -> None:
+        super().check_upload(task, client, up, rnd)
+        if task.compress == "none":  # rounding could make a step size negative
+            payload.check_range(up, STEP, least=0.0)
+
     def client_receive(self, client: Client, down: Payload, rnd: Round) -> None:
         payload.load(client.backbone, down)
         client.momentum.pop("backbone", None)
@@ -90,7 +95,7 @@ class FedAvg(Averaging):
         return Upload(self.shared(client.task, own), metrics)
 
     def trained(self, client: Client) -> list[Tensor]:
-        """The trainable tensors that came with the download."""
+        """The trainable tensors that are part of the download."""
         return list(self.shared(client.task, dict(client.backbone.named_parameters())).values())
 
     def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
@@ -106,7 +111,7 @@ class FedAvg(Averaging):
         return state
 
     def owner(self, client: ClientInfo, name: str) -> str:
-        """Among whom a tensor of this client is averaged: its group, or for a step size its full kind."""
+        """The set of clients that average this tensor: the group, or the full kind for step sizes."""
         return client.full_kind if is_step(name) else self.group(client)
 
     def server_send(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
@@ -116,17 +121,17 @@ class FedAvg(Averaging):
     def server_round(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> Payload:
-        state, sent = dict(state), self.bounded(state, clients, ups, rnd)
-        parts: dict[str, list[tuple[int, Payload]]] = {}  # by owner: sizes and tensors, in id order
+        state, sent, weights = dict(state), self.bounded(state, clients, ups, rnd), self.weigh(clients, self.weights)
+        parts: dict[str, list[tuple[float, Payload]]] = {}  # by owner: weights and tensors, in id order
         for client in clients:
             own: dict[str, Payload] = {}
             for name, tensor in sent[client.id].items():
                 own.setdefault(self.owner(client, name), {})[name] = tensor
             for owner, part in own.items():
-                parts.setdefault(owner, []).append((client.train_size, part))
+                parts.setdefault(owner, []).append((weights[client.id], part))
         for owner, members in parts.items():
-            sizes, tensors = zip(*members, strict=True)
-            mean = self.average(state, tensors, sizes, rnd, owner)
+            shares, tensors = zip(*members, strict=True)
+            mean = self.average(state, tensors, shares, rnd, owner)
             state |= {f"{owner}/{name}": tensor for name, tensor in mean.items()}
         return state
 
@@ -134,7 +139,7 @@ class FedAvg(Averaging):
 @register_method("isolated-fedavg")
 @dataclass(frozen=True)
 class IsolatedFedAvg(FedAvg):
-    """One aggregate per kind of client: no knowledge passes between ANN and SNN."""
+    """One aggregate per kind of client: nothing is exchanged between ANN and SNN clients."""
 
     def group(self, client: ClientInfo) -> str:
         return client.full_kind

@@ -1,19 +1,21 @@
 """FedFree (Du et al., NeurIPS 2025): reverse layer-wise transfer and knowledge gain entropy.
 
-Exchanged: up, weight and bias of the k convolutional or linear layers that moved most; down, at most one layer of the
-server's global model.
-Client: inserts the layer it is sent; the task's epochs on its labels; picks the layers by the L2 norm of their change.
-Server: draws global layers towards the uploads that map to them, by responses to N(0, 1) inputs; of its uploads, a
-client gets back the layer whose global counterpart gains most in entropy, if any gains.
+Exchanged: up, weight and bias of the k convolutional or linear layers that changed most; down, at most one layer of
+the server's global model.
+Client: inserts the received layer; trains on its labels for the task's epochs; uploads the layers of largest L2 change.
+Server: trains each global layer on the responses of the uploads that map to it, for N(0, 1) inputs. A client gets back
+the uploaded layer whose global counterpart gains most in entropy, if any gains.
 Choices, where the paper is silent or contradicts itself, most of them fields:
-- norms are not normalised by size; layers map by type and relative depth: one to one where networks are equally deep;
-- the global model is the fleet's ResNet-18 at its widest; a global layer begins as the mean of its first uploads;
-- the loss is summed over output channels; 50 steps a round; pseudo inputs of the kernel's size: one response each;
-- entropies are of weights, over each tensor's own range; an upload is compared with its counterpart after transfer;
-- step sizes of a QNN stay with the client, also when a layer is inserted; it learns them anew;
-- with `mismatch=prefix`, entries beyond the common prefix stay as they are, on both sides;
-- a client that was away gets the layer it was promised, as the server has it by then;
-- momentum of an overwritten layer starts anew; tables show clients with their layer inserted (point `received`).
+- norms are not normalised by size. Layers map by type and relative depth: one to one if networks are equally deep;
+- the global model is the fleet's widest ResNet-18. A global layer starts as the mean of its first uploads;
+- with `aggregation` other than mean, that rule combines the uploads for a global layer into one teacher. It protects
+  layers that at least three clients upload;
+- the loss is summed over output channels; 50 steps per round; pseudo inputs have the kernel's size: one response each;
+- entropy is that of the weights, over each tensor's own range; uploads are compared with the transferred layer;
+- step sizes of a QNN stay on the client, also when a layer is inserted, and are learned again;
+- with `mismatch=prefix`, entries beyond the common prefix are not changed, on either side;
+- a client that missed rounds gets the current version of the layer that it was due;
+- momentum of an overwritten layer is reset; tables show clients with their layer inserted (point `received`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,34 +28,35 @@ from torch import Tensor
 from asfedbridge.core import payload, responses, seeds
 from asfedbridge.core.client import Client
 from asfedbridge.core.compression import encoded_bytes
-from asfedbridge.core.entropy import entropy_gain
-from asfedbridge.core.errors import BadInput
-from asfedbridge.core.method import Method, register_method
-from asfedbridge.core.payload import GuardError, Payload, Shapes
+from asfedbridge.core.errors import BadInput, GuardError
+from asfedbridge.core.method import register_method
+from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.task import ClientInfo, Point, Round, Task, Upload, first_of_each
 from asfedbridge.core.training import fit_backbone, supervise
+from asfedbridge.methods.aggregating import Aggregating
 from asfedbridge.models.layers import by_layer, layer_shapes, match_by_depth, overwrite_prefix
 from asfedbridge.models.zoo import build_backbone, outline_backbone
 
 
 @register_method("fedfree")
 @dataclass(frozen=True)
-class FedFree(Method):
+class FedFree(Aggregating):
     reports: ClassVar[Point] = "received"
     partial: ClassVar[bool] = True
-    mismatch: Literal["refuse", "prefix"] = "refuse"  # prefix: layers of unequal shapes exchange their first entries
-    reduction: Literal["channels", "mean"] = "channels"  # of the squared response: sum over channels, or mean
-    histogram: Literal["own", "common"] = "own"  # range: each tensor's own, or one for both that are compared
-    first_upload: bool = True  # a global layer begins as the mean of its first uploads
-    k: int = 2  # layers that a client uploads
-    global_width: float = 0.0  # 0: the fleet's widest
-    server_lr: float = 0.01  # of the server's learning from uploads
-    server_steps: int = 50  # for each global layer
-    pseudo_batch: int = 64  # noise inputs of a server step
-    pseudo_positions: int = 1  # responses of a pseudo input along each side
-    bins: int = 256  # of the histogram whose entropy measures gain
+    mismatch: Literal["refuse", "prefix"] = "refuse"  # prefix: layers of different shapes exchange their first entries
+    reduction: Literal["channels", "mean"] = "channels"  # of squared responses: sum or mean over channels
+    histogram: Literal["own", "common"] = "own"  # range: each tensor's own, or a common one for both
+    first_upload: bool = True  # a global layer starts as the mean of its first uploads
+    k: int = 2  # number of layers that a client uploads
+    global_width: float = 0.0  # width of the global model; 0: the fleet's widest
+    server_lr: float = 0.01  # learning rate of global layers
+    server_steps: int = 50  # per round and global layer
+    pseudo_batch: int = 64  # noise inputs per server step
+    pseudo_positions: int = 1  # responses along each side of a noise input
+    bins: int = 256  # of the entropy histogram
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        super().check(task, clients)
         for name in ("k", "pseudo_batch", "pseudo_positions", "bins"):
             if getattr(self, name) < 1:
                 raise BadInput(f"method.{name}={getattr(self, name)} must be at least 1")
@@ -77,7 +80,7 @@ class FedFree(Method):
             pairs = match_by_depth(outline, target)
             if alone := [layer for layer in own if layer not in pairs]:
                 raise BadInput(
-                    f"method=fedfree: {client.label} has {alone[0]}, and the global model no layer of its type; "
+                    f"method=fedfree: {client.label} has {alone[0]}, but the global model has no layer of its type; "
                     f"add a resnet18 to the fleet, or use another method"
                 )
             for layer, other in pairs.items():
@@ -95,6 +98,17 @@ class FedFree(Method):
         return layer_shapes(outline_backbone(task, client))
 
     downloads = uploads
+
+    def check_upload(self, task: Task, client: ClientInfo, up: Payload, rnd: Round) -> None:
+        layers, declared = by_layer(up), by_layer(self.uploads(task, client))
+        if not 1 <= len(layers) <= self.k:
+            raise GuardError(f"has {len(layers)} layers; expected 1 to {self.k}")
+        for layer, parts in layers.items():
+            if parts.keys() != declared[layer].keys():
+                raise GuardError(f"layer '{layer}' is incomplete: has only {', '.join(sorted(parts))}")
+
+    def compared_with(self, state: Payload, client: ClientInfo, rnd: Round) -> Payload:
+        return {name: t for name, t in state.items() if name.startswith("global/")}
 
     def largest_upload(self, task: Task, client: ClientInfo) -> int:
         layers = by_layer(self.uploads(task, client)).values()
@@ -121,7 +135,8 @@ class FedFree(Method):
         layers = by_layer(after)
         return Upload({f"{name}.{part}": t for name in order[: self.k] for part, t in layers[name].items()}, metrics)
 
-    # server side: the global model, which of its layers were ever taught, who maps where, what clients are owed
+    # server side; state: global (the model), taught (which layers had uploads), map (client to global layers), owed (a
+    # client's next download), kept (the client's upload of that layer)
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
         model = build_backbone(task, self.global_model(clients))
@@ -148,12 +163,10 @@ class FedFree(Method):
         uploads: dict[str, list[tuple[ClientInfo, str, Payload]]] = {}  # by global layer
         for client in clients:
             layers = by_layer(ups[client.id].payload)
-            if len(layers) > self.k or not all("weight" in parts for parts in layers.values()):
-                raise GuardError(f"upload of {client.label}: {sorted(layers)} are not at most {self.k} whole layers")
             for layer in sorted(layers):
                 other = read(state[f"map/{client.model}/{layer}"])
                 uploads.setdefault(other, []).append((client, layer, layers[layer]))
-            for name in ("owed/{}", "kept/{}.weight", "kept/{}.bias"):  # sent at the beginning of this round
+            for name in ("owed/{}", "kept/{}.weight", "kept/{}.bias"):  # was sent at the start of this round
                 state.pop(name.format(client.id), None)
         best: dict[int, tuple[float, str, Payload]] = {c.id: (0.0, "", {}) for c in clients}
         for other in sorted(uploads):
@@ -166,14 +179,14 @@ class FedFree(Method):
         for number, (gain, layer, own) in best.items():
             if gain > 0:
                 state[f"owed/{number}"] = write(layer)
-                if self.mismatch == "prefix":  # its shape, and the entries that no prefix reaches
+                if self.mismatch == "prefix":  # for its shape and the entries beyond the prefix
                     state |= {f"kept/{number}.{part}": t.clone() for part, t in own.items()}
         return state
 
     def transfer(self, state: Payload, name: str, teachers: Sequence[Payload], rnd: Round) -> Payload:
-        """A global layer after this round's uploads for it."""
+        """Train a global layer on this round's uploads for it."""
         layer = layer_in(state, f"global/{name}")
-        mean = payload.weighted_mean([reshaped(teacher, layer) for teacher in teachers], [1.0] * len(teachers))
+        mean = self.combine([reshaped(teacher, layer) for teacher in teachers], [1.0] * len(teachers))
         if self.first_upload and not state[f"taught/{name}"]:
             return mean
         draws = seeds.generator(int(state["seed"]), "server", "round", rnd.index, name)
@@ -185,7 +198,7 @@ class FedFree(Method):
 
 
 def write(text: str) -> Tensor:
-    """Text in a server's state, which holds tensors."""
+    """Encode text as a tensor, because the server state is a payload."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
@@ -198,5 +211,22 @@ def layer_in(state: Payload, name: str) -> Payload:
 
 
 def reshaped(source: Payload, target: Payload) -> Payload:
-    """A layer in the shapes of ``target``, which keeps its own entries where ``source`` has none."""
+    """A copy of ``target`` whose first entries are overwritten by those of ``source``."""
     return {part: overwrite_prefix(t, source[part]) if part in source else t for part, t in target.items()}
+
+
+def histogram_entropy(x: Tensor, bins: int, low: float, high: float) -> float:
+    """Shannon entropy in nats over ``bins`` equal bins from ``low`` to ``high``; 0 if ``low == high``."""
+    if low == high:
+        return 0.0
+    counts = torch.histc(x.flatten(), bins, low, high).double()
+    share = counts[counts > 0] / counts.sum()
+    return -(share * share.log()).sum().item()
+
+
+def entropy_gain(new: Tensor, old: Tensor, bins: int, common: bool) -> float:
+    """Entropy of ``new`` minus entropy of ``old``, each over its own range or both over their ``common`` range."""
+    ranges = [(x.min().item(), x.max().item()) for x in (new, old)]
+    if common:
+        ranges = [(min(low for low, _ in ranges), max(high for _, high in ranges))] * 2
+    return histogram_entropy(new, bins, *ranges[0]) - histogram_entropy(old, bins, *ranges[1])

@@ -1,11 +1,11 @@
-"""FedProx (Li et al., MLSys 2020), direct over clients of all kinds, and isolated by kind.
+"""FedProx (Li et al., MLSys 2020), direct (over clients of all kinds) and isolated (within each kind).
 
-Exchanged: as FedAvg.
-Client: as FedAvg, with mu/2 ||w - w_r||^2 over the trainable tensors, w_r the downloaded backbone.
-Server: as FedAvg.
+Exchanged: as in FedAvg.
+Client: as in FedAvg, plus mu/2 ||w - w_r||^2 over the trainable tensors, where w_r is the downloaded backbone.
+Server: as in FedAvg.
 Choices:
-- mu = 0.01 (the AS-FedBridge paper gives none);
-- no straggler model, all clients do equal work; otherwise as FedAvg.
+- mu = 0.01 (the AS-FedBridge paper gives no value);
+- no straggler model: all clients do equal work. Otherwise as in FedAvg.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from asfedbridge.methods.fedavg import FedAvg
 @register_method("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    mu: float = 0.01  # weight of the distance to the received backbone
+    mu: float = 0.01  # weight of the squared distance to the received backbone
 
     def terms(self, client: Client, start: list[Tensor], out: Output, y: Tensor) -> Terms:
         proximal = self.mu / 2 * squared_distance(self.trained(client), start)
@@ -33,7 +33,7 @@ class FedProx(FedAvg):
 @register_method("isolated-fedprox")
 @dataclass(frozen=True)
 class IsolatedFedProx(FedProx):
-    """One aggregate per kind of client; the proximal anchor is the kind's own aggregate."""
+    """One aggregate per kind of client, which is also the proximal anchor."""
 
     def group(self, client: ClientInfo) -> str:
         return client.full_kind

@@ -1,13 +1,14 @@
-"""FedTGP (Zhang et al., AAAI 2024): FedProto's clients, and a server that learns prototypes with a margin.
+"""FedTGP (Zhang et al., AAAI 2024): clients as in FedProto; the server trains prototypes with a margin.
 
-Exchanged: as FedProto, all classes down. The generator of prototypes never leaves the server; AS-FedBridge's table
-counts it nevertheless: embedding and two linear layers, 0.60 MB for 100 classes (`generator_shapes`).
-Client: as FedProto.
-Server: S epochs of SGD on the prototypes that came in, cross-entropy of -(distance + margin [own class]).
+Exchanged: as in FedProto, but all classes down. The prototype generator (embedding and two linear layers) never leaves
+the server. AS-FedBridge's table counts it anyway: 0.60 MB for 100 classes (`generator_shapes`).
+Client: as in FedProto.
+Server: S epochs of SGD on the uploaded prototypes: cross-entropy of -(distance + margin [own class]).
 Choices:
-- the margin of the authors' code, where the paper differs (`margin`); one class alone has no gap: tau;
-- nothing is sent before the first server round, where the paper sends random prototypes (`first_download`);
-- lambda = 1, as for FedProto; the server's rate and batch are the authors' and do not follow the clients'.
+- with `aggregation` other than mean, the server trains on one prototype per class, aggregated by that rule;
+- the margin follows the authors' code, which differs from the paper (`margin`). For a single class it is tau;
+- nothing is sent before the first server round; the paper sends random prototypes (`first_download`);
+- lambda = 1, as in FedProto; the server's learning rate and batch size are the authors', not the clients'.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from asfedbridge.models.parts import initialise
 
 
 class PrototypeGenerator(nn.Module):
-    """A prototype per class: its embedding through two linear layers with a ReLU between."""
+    """One prototype per class: an embedding, two linear layers and a ReLU between them."""
 
     def __init__(self, classes: int, dimension: int) -> None:
         super().__init__()
@@ -43,13 +44,13 @@ class PrototypeGenerator(nn.Module):
 
 
 def outline(classes: int, dimension: int) -> PrototypeGenerator:
-    """Names and shapes without memory."""
+    """A generator on the meta device."""
     with torch.device("meta"):
         return PrototypeGenerator(classes, dimension)
 
 
 def server_loss(prototype_BD: Tensor, label_B: Tensor, generated_CD: Tensor, margin: float) -> Tensor:
-    """Each uploaded prototype is to be nearer to its own class's, even with the margin added, than to any other."""
+    """Pulls each uploaded prototype towards its class's generated one, nearer than to any other by the margin."""
     distance_BC = distance(prototype_BD, generated_CD)
     own_BC = F.one_hot(label_B, len(generated_CD))
     return F.cross_entropy(-(distance_BC + margin * own_BC), label_B)
@@ -59,21 +60,22 @@ def server_loss(prototype_BD: Tensor, label_B: Tensor, generated_CD: Tensor, mar
 @dataclass(frozen=True)
 class FedTGP(PrototypeMethod):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 0.1}}
-    margin: Literal["nearest", "farthest"] = "nearest"  # a class's gap, to the nearest other (code) or farthest (paper)
-    first_download: Literal["nothing", "random"] = "nothing"
+    margin: Literal["nearest", "farthest"] = "nearest"  # gap: to the nearest (code) or farthest class (paper)
+    first_download: Literal["nothing", "random"] = "nothing"  # prototypes that clients receive in round 1
     lambda_proto: float = 1.0  # weight of the distance to the received prototypes
-    tau: float = 100.0  # upper bound of the margin
-    server_epochs: int = 100  # of the prototype generator, per round
-    server_batch: int = 10  # uploaded prototypes in a server step
-    server_lr: float = 0.01  # of the prototype generator
+    tau: float = 100.0  # maximum margin
+    server_epochs: int = 100  # training of the prototype generator, per round
+    server_batch: int = 10  # uploaded prototypes per server step
+    server_lr: float = 0.01  # learning rate of the prototype generator
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        super().check(task, clients)
         for name in ("server_epochs", "server_batch", "server_lr"):
             if (value := getattr(self, name)) <= 0:
                 raise BadInput(f"method.{name}={value} must be above 0")
 
     def generator_shapes(self, task: Task) -> Shapes:
-        """What the server trains: the object that AS-FedBridge's cost table counts."""
+        """The prototype generator, which AS-FedBridge's cost table counts."""
         return payload.shapes(outline(task.classes, task.feature_dim))
 
     def table_upload(self, task: Task, client: ClientInfo) -> int:
@@ -85,13 +87,13 @@ class FedTGP(PrototypeMethod):
         initialise(generator, draws)
         with torch.no_grad():
             generator.embedding.normal_(generator=draws)
-        seed = {"seed": torch.tensor(task.seed)}  # the server draws in every round
+        seed = {"seed": torch.tensor(task.seed)}  # for the random draws of every round
         return seed | pack(generator, with_prototypes=self.first_download == "random")
 
     def server_round(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> Payload:
-        received = [entry for c in clients for entry in sorted(ups[c.id].payload.items())]
+        received = self.filtered([entry for c in clients for entry in sorted(ups[c.id].payload.items())])
         if not received:
             return state
         label_N = torch.tensor([int(name.removeprefix("class/")) for name, _ in received])
@@ -100,6 +102,15 @@ class FedTGP(PrototypeMethod):
         draws = seeds.generator(int(state["seed"]), "server", "round", rnd.index)
         self.learn(generator, prototype_ND, label_N, draws)
         return {"seed": state["seed"].clone()} | pack(generator, with_prototypes=True)
+
+    def filtered(self, received: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """The server's training set: all uploaded prototypes, or one robust aggregate per class."""
+        if self.aggregation == "mean":
+            return received
+        owned: dict[str, list[Payload]] = {}
+        for name, tensor in received:
+            owned.setdefault(name, []).append({name: tensor})
+        return [(name, self.combine(owned[name], [1.0] * len(owned[name]))[name]) for name in sorted(owned)]
 
     def learn(
         self, generator: PrototypeGenerator, prototype_ND: Tensor, label_N: Tensor, draws: torch.Generator
@@ -116,7 +127,7 @@ class FedTGP(PrototypeMethod):
     def margin_of(self, prototype_ND: Tensor, label_N: Tensor) -> float:
         """The largest gap between the classes' mean prototypes, at most tau.
 
-        The code gives a class without prototypes the smallest gap of all: it never decides, so it is left out here.
+        Classes without prototypes are left out. The authors' code gives them the smallest gap, which has no effect.
         """
         centre_KD = torch.stack([prototype_ND[label_N == label].mean(dim=0) for label in label_N.unique()])
         if len(centre_KD) == 1:
@@ -128,7 +139,7 @@ class FedTGP(PrototypeMethod):
 
 
 def pack(generator: PrototypeGenerator, with_prototypes: bool) -> Payload:
-    """The server's memory: the generator, and what it generates where that is to be sent."""
+    """The server state: the generator and, if they are to be sent, its prototypes."""
     state = {f"generator/{name}": tensor for name, tensor in payload.select(generator).items()}
     if with_prototypes:
         state |= payload.clone({f"class/{label}": row for label, row in enumerate(generator())})

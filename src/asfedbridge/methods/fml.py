@@ -1,15 +1,16 @@
 """FML, Federated Mutual Learning (Shen et al., arXiv 2006.16765): backbone and meme teach each other.
 
 Exchanged: the body of the meme (a Bridge used as a plain network), both ways.
-Client: backbone and meme learn together, step by step, each from the labels and from the other's predictions.
-Server: mean of the memes by shard size.
+Client: backbone and meme are trained together, each on the labels and on the other's predictions.
+Server: mean of the memes, weighted by shard size.
 Choices:
-- deviation, as the AS-FedBridge paper adapts it: the meme is the Bridge (architecture, size, start, rate, decay);
-- an SNN speaks with its mean logits;
-- the meme's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule, 4.02 MB);
-- memes are averaged by shard size and BatchNorm statistics stay local (`weights=uniform`, `bn_buffers=averaged`: the
+- deviation, following the AS-FedBridge paper: the meme is the Bridge (architecture, size, initial weights, rate, weight
+  decay);
+- the prediction of an SNN is its mean logits;
+- the meme's head stays private, which matches the paper's 3.93 MB (`personal_head=False`: the original rule, 4.02 MB);
+- memes are weighted by shard size and BatchNorm statistics stay local (`weights=uniform`, `bn_buffers=averaged`: the
   original); the meme's momentum stays on the client, like the Bridge's;
-- the scales of the Bridge's ports are never used: without a gradient they travel as they started.
+- the scales of the Bridge's ports are not used. They have no gradient, so they keep their initial values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +34,9 @@ class FML(BridgeSharing):
     module: ClassVar[str] = "meme"
     fused_with: ClassVar[str] = "meme"
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"alpha": 0.75, "beta": 0.75}}
-    alpha: float = 0.5  # the backbone's share of labels; 1 - alpha: of the meme's predictions
-    beta: float = 0.5  # the meme's share of labels
-    temperature: float = 1.0  # of distillation, both ways
+    alpha: float = 0.5  # backbone: weight of the labels; 1 - alpha: of the meme's predictions
+    beta: float = 0.5  # meme: weight of the labels; 1 - beta: of the backbone's predictions
+    temperature: float = 1.0  # of distillation, in both directions
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name, share in (("alpha", self.alpha), ("beta", self.beta)):
@@ -49,7 +50,7 @@ class FML(BridgeSharing):
         meme = self.network(client)
 
         def terms(out: Output, x: Tensor, y: Tensor) -> Terms:
-            """Each learns from its own two terms alone: no gradient reaches a teacher."""
+            """Each network has two terms of its own: no gradient reaches a teacher."""
             logits = meme(x)
             return {
                 "ce": self.alpha * supervise(client, out, y),

@@ -1,19 +1,20 @@
-"""MH-pFLID (Xie et al., ICML 2024): a messenger carries knowledge between private models that need not be alike.
+"""MH-pFLID (Xie et al., ICML 2024): a messenger network transfers knowledge between heterogeneous private models.
 
 Exchanged: the messenger's body, both ways.
 Client: injection (labels and, through the private receiver, the frozen messenger teach the backbone) for the task's
 epochs, then distillation (labels and the frozen backbone teach messenger and private transmitter) for one.
-Server: mean of the messengers by shard size.
+Server: mean of the messengers, weighted by shard size.
 Choices:
-- deviation, as the AS-FedBridge paper adapts it: the messenger is the Bridge (architecture, size, start, rate, decay,
-  momentum); SGD, not Adam; the task's epochs of injection and one more of distillation, not shares of one budget;
-- an SNN shows its mean logits and mean feature;
-- the messenger's head stays private, as the paper's 3.93 MB says (`personal_head=False`: the original rule, 4.02 MB);
-- BatchNorm statistics stay local; weights of the losses from a re-implementation; KL(backbone || messenger) at
+- deviation, following the AS-FedBridge paper: the messenger is the Bridge (architecture, size, initial weights, rate,
+  weight decay, momentum); SGD instead of Adam; the task's epochs for injection plus one for distillation, instead of
+  one budget for both;
+- logits and feature of an SNN are means over time;
+- the messenger's head stays private, matching the paper's 3.93 MB (`personal_head=False`: the original rule, 4.02 MB);
+- BatchNorm statistics stay local; loss weights come from a re-implementation; KL(backbone || messenger) has
   temperature 1;
-- tokens of the attention are pieces of one sample's feature (8 of width 32), each mapped alike, without biases;
-- the receiver learns at the backbone's rate and decay, the transmitter at the messenger's;
-- the scales of the Bridge's ports are never used: without a gradient they travel as they started.
+- attention tokens are slices of one sample's feature (8 of width 32), mapped by shared weights without biases;
+- the receiver has the backbone's learning rate and weight decay, the transmitter the messenger's;
+- the scales of the Bridge's ports are not used. They have no gradient, so they keep their initial values.
 """
 
 from collections.abc import Sequence
@@ -40,21 +41,21 @@ from asfedbridge.models.parts import build
 class MHpFLID(BridgeSharing):
     module: ClassVar[str] = "messenger"
     fused_with: ClassVar[str] = "transmitted"
-    lambda_inject_local: float = 0.9  # labels, by the backbone's own head
-    lambda_inject_messenger: float = 0.1  # labels, by the receiver and the messenger's head
-    lambda_distil_label: float = 0.9  # distillation: weight of the labels
+    lambda_inject_local: float = 0.9  # injection: weight of the label loss of the backbone's head
+    lambda_inject_messenger: float = 0.1  # injection: weight of the label loss of receiver and messenger head
+    lambda_distil_label: float = 0.9  # distillation: weight of the label loss
     lambda_distil_kd: float = 0.1  # distillation: weight of the backbone's predictions
     temperature: float = 1.0  # of distillation
     distillation_epochs: int = 1  # per round
-    tokens: int = 8  # into which attention splits a feature
-    receiver_lr_factor: float = 1.0  # of the backbone's rate
-    transmitter_lr_factor: float = 1.0  # of bridge_lr
+    tokens: int = 8  # number of slices of a feature in attention
+    receiver_lr_factor: float = 1.0  # multiple of the backbone's learning rate
+    transmitter_lr_factor: float = 1.0  # multiple of bridge_lr
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.tokens < 2 or task.feature_dim % self.tokens:
             raise BadInput(
                 f"method.tokens={self.tokens} does not split feature_dim={task.feature_dim} into equal tokens; "
-                f"use a divisor of {task.feature_dim} from 2 on"
+                f"use a divisor of {task.feature_dim}, at least 2"
             )
         if self.temperature <= 0:
             raise BadInput(f"method.temperature={self.temperature} must be above 0")
@@ -80,7 +81,7 @@ class MHpFLID(BridgeSharing):
         }
 
     def client_models(self, client: Client) -> dict[str, Predictor]:
-        """The messenger answers through the transmitter, which also reads the backbone's feature."""
+        """The messenger predicts through the transmitter, which also uses the backbone's feature."""
         return {"transmitted": lambda x: self.transmit(client, client.backbone(x), x)}
 
     def transmit(self, client: Client, local: Output, x: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ class MHpFLID(BridgeSharing):
         return logits
 
     def inject(self, client: Client, rnd: Round) -> dict[str, float]:
-        """Update backbone and receiver; gradients pass through the frozen messenger's head, none stays in it."""
+        """Train backbone and receiver. Gradients flow through the messenger's frozen head without updating it."""
         messenger = self.network(client).eval()
         weight, bias = messenger.head.weight.detach(), messenger.head.bias.detach()
         receiver = client.modules["receiver"]
@@ -108,7 +109,7 @@ class MHpFLID(BridgeSharing):
         return fit_backbone(client, rnd, "inject", terms, beside={"receiver": step})
 
     def distil(self, client: Client, rnd: Round) -> dict[str, float]:
-        """Update messenger and transmitter from the labels and the frozen backbone."""
+        """Train messenger and transmitter on the labels and the frozen backbone's predictions."""
         backbone = client.backbone.eval()
 
         def terms(x: Tensor, y: Tensor) -> Terms:

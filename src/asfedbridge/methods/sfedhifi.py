@@ -1,19 +1,21 @@
 """SFedHIFI (Tao et al., AAAI 2026): composed networks of several widths, fused by their singular values.
 
-Exchanged: every trainable tensor of a composed ResNet-18 (`models.composed`), both ways; an SNN also sends its layers'
-input firing rates.
-Client: starts from the aggregate; the task's epochs on its labels, with banks held near orthogonal; measures its rates.
-Server: within a kind, banks are averaged over all clients, everything else over those of one width; in the first
-rounds, one layer's coefficients get common singular values over all widths.
+Exchanged: every trainable tensor of a composed ResNet-18 (`models.composed`), both ways; an SNN also uploads the firing
+rates at its layers' inputs.
+Client: starts from the aggregate; trains on its labels for the task's epochs, with an orthogonality loss on the banks;
+an SNN then measures its firing rates.
+Server: within a kind, banks are averaged over all clients and all other tensors over clients of one width. In the first
+rounds, the coefficients of one layer get common singular values across widths.
 Choices:
-- Tucker decomposition of a matrix is written as its SVD: no signs that cancel in the mean of the cores;
-- the layer to fuse is chosen by rates on training images after local training (the authors use test images); for ANN
-  clients it is the last convolution; widths that are away are not fused, and one width alone is left as it is;
-- projection to the feature and classifier belong to a width; no neuron behind the classifier;
-- an SNN is supervised with TET at the authors' weight; `snn_loss=ce` uses the mean output, `snn_loss=task` follows the
-  run's own `snn_loss` as the other baselines do;
+- Tucker decomposition of a matrix is implemented as its SVD, so signs cannot cancel in the mean of the cores;
+- the layer to fuse is chosen by rates on training images after local training (the authors use test images). For ANN
+  clients it is the last convolution. Only widths present in the round are fused; a single width is not changed;
+- projection and classifier are averaged within a width; there is no neuron after the classifier;
+- an SNN is supervised with TET at the authors' weight. `snn_loss=ce` uses the mean output, `snn_loss=task` follows the
+  run's `snn_loss` like the other baselines;
+- with `aggregation` other than mean, that rule replaces both means: for banks, and for all other tensors;
 - BatchNorm statistics stay local (`bn_buffers`);
-- momentum of the overwritten backbone starts anew; tables show the downloaded aggregate (point `received`).
+- momentum of the overwritten backbone is reset; tables show the downloaded aggregate (point `received`).
 """
 
 from collections import Counter
@@ -25,38 +27,42 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core import losses, payload
+from asfedbridge.core.aggregation import Weights
 from asfedbridge.core.client import Client
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.fusion import fuse
-from asfedbridge.core.method import Method, Passes, register_method
+from asfedbridge.core.method import Passes, register_method
 from asfedbridge.core.payload import Payload, Shapes
 from asfedbridge.core.task import ClientInfo, Output, Point, Round, Task, Upload, first_of_each
 from asfedbridge.core.training import Terms, fit_backbone, supervise
+from asfedbridge.methods.aggregating import Weighing
 from asfedbridge.models.composed import CONVOLUTIONS, ComposedResNet18, block_sizes, build_composed, outline_composed
+
+MAX_INPUT = 1e6  # mean input of a convolution; at most 1 if all inputs are spikes
 
 
 @register_method("sfedhifi")
 @dataclass(frozen=True)
-class SFedHIFI(Method):
+class SFedHIFI(Weighing):
     reports: ClassVar[Point] = "received"
     continues: ClassVar[bool] = True
     family: ClassVar[str] = "resnet18"
     twin_start: ClassVar[bool] = False  # a twin has no firing rates
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "short": {"snn_loss": "ce"},  # TET makes the start slower
-        "smoke": {"bank_inputs": 0.0625},  # channels of the narrow models there are multiples of the banks'
+        "short": {"snn_loss": "ce"},  # TET learns more slowly at first
+        "smoke": {"bank_inputs": 0.0625},  # so that the banks divide the channels of its narrow models
     }
-    bn_buffers: Literal["local", "averaged"] = "local"
-    weights: Literal["uniform", "size"] = "uniform"  # of clients in a mean; widths always count alike
-    snn_loss: Literal["tet", "ce", "task"] = "tet"  # supervision of an SNN: TET, CE of the mean, or the task's choice
-    lambda_orthogonal: float = 10.0  # weight of the banks' orthogonality
-    lambda_tet: float = 1e-3  # share of the regulariser in TET
-    fusion_share: float = 0.45  # of the rounds, the first ones
-    fusion_rank: float = 0.25  # of the smallest side of the coefficients
-    bank_inputs: float = 0.125  # of a block's input channels at width 1
-    bank_outputs: float = 0.25  # of a block's output channels at width 1
+    bn_buffers: Literal["local", "averaged"] = "local"  # running statistics of BatchNorm: private, or averaged
+    weights: Weights = "uniform"  # of clients in a mean: equal, by shard size, or capped; widths have equal weight
+    snn_loss: Literal["tet", "ce", "task"] = "tet"  # SNN loss: TET, CE of the mean logits, or the task's snn_loss
+    lambda_orthogonal: float = 10.0  # weight of the orthogonality loss of banks
+    lambda_tet: float = 1e-3  # weight of the regulariser in TET
+    fusion_share: float = 0.45  # fraction of the rounds, from the first, that fuse widths
+    fusion_rank: float = 0.25  # rank kept, as a fraction of the smallest side of the coefficients
+    bank_inputs: float = 0.125  # fraction of a block's input channels at width 1
+    bank_outputs: float = 0.25  # fraction of a block's output channels at width 1
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
+        super().check(task, clients)
         for name in ("fusion_rank", "bank_inputs", "bank_outputs"):
             if not 0 < getattr(self, name) <= 1:
                 raise BadInput(f"method.{name}={getattr(self, name)} is out of range; use more than 0, up to 1")
@@ -67,7 +73,7 @@ class SFedHIFI(Method):
         for client in first_of_each(clients):
             if client.model != self.family or client.kind not in ("ann", "snn"):
                 raise BadInput(
-                    f"method=sfedhifi composes resnet18 of kind ann and snn, not {client.label}; change fleet"
+                    f"method=sfedhifi needs resnet18 clients of kind ann or snn, not {client.label}; change fleet"
                 )
             for inputs, outputs, _, (_, channels) in block_sizes(client.width, self.bank_inputs, self.bank_outputs):
                 if inputs % channels or outputs % channels:
@@ -84,8 +90,14 @@ class SFedHIFI(Method):
         outline = outline_composed(task, client, self.bank_inputs, self.bank_outputs)
         return payload.shapes(outline, self.bn_buffers == "averaged")
 
+    def check_upload(self, task: Task, client: ClientInfo, up: Payload, rnd: Round) -> None:
+        super().check_upload(task, client, up, rnd)
+        if "firing" in up:
+            payload.check_range({"firing, shares of batches": up["firing"][1]}, "", 0.0, 1.01)
+            payload.check_range({"firing, rates": up["firing"][0]}, "", -MAX_INPUT, MAX_INPUT)
+
     def fires(self, client: ClientInfo) -> bool:
-        """Whether the client tells its firing rates."""
+        """Whether the client uploads its firing rates."""
         return client.kind == "snn" and self.fusion_share > 0
 
     def fuses(self, rnd: Round) -> bool:
@@ -121,10 +133,10 @@ class SFedHIFI(Method):
         return Upload(up, metrics)
 
     def client_passes(self, task: Task, client: ClientInfo) -> dict[str, Passes]:
-        measuring = 1 if self.fires(client) else 0  # in the rounds that fuse
+        measuring = 1 if self.fires(client) else 0  # in rounds with fusion
         return {"backbone": Passes(task.epochs + measuring, task.epochs)}
 
-    # server side: "KIND/banks/NAME" belongs to all widths of a kind, "KIND/WIDTH/NAME" to one
+    # server side: "KIND/banks/NAME" is shared by all widths of a kind, "KIND/WIDTH/NAME" belongs to one
 
     def server_init(self, task: Task, clients: Sequence[ClientInfo]) -> Payload:
         state: Payload = {}
@@ -141,11 +153,11 @@ class SFedHIFI(Method):
     def server_round(
         self, state: Payload, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], rnd: Round
     ) -> Payload:
-        state = dict(state)
+        state, weights = dict(state), self.weigh(clients, self.weights)
         for kind in sorted({c.kind for c in clients}):
             members = [c for c in clients if c.kind == kind]
             means = {
-                width: self.mean([c for c in members if c.width == width], ups, banks=False)
+                width: self.mean([c for c in members if c.width == width], ups, weights, banks=False)
                 for width in sorted({c.width for c in members})
             }
             if self.fuses(rnd) and len(means) > 1:
@@ -153,15 +165,17 @@ class SFedHIFI(Method):
                 name = f"{CONVOLUTIONS[choose_layer(firing) if firing else -1]}.coefficient"
                 fused = fuse([mean[name] for mean in means.values()], self.fusion_rank)
                 means = {width: mean | {name: t} for (width, mean), t in zip(means.items(), fused, strict=True)}
-            state |= {f"{kind}/banks/{name}": t for name, t in self.mean(members, ups, banks=True).items()}
+            state |= {f"{kind}/banks/{name}": t for name, t in self.mean(members, ups, weights, banks=True).items()}
             for width, mean in means.items():
                 state |= {f"{kind}/{width}/{name}": t for name, t in mean.items() if name != "firing"}
         return state
 
-    def mean(self, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], banks: bool) -> Payload:
-        """Over the uploads of some clients: of the banks, or of everything else."""
+    def mean(
+        self, clients: Sequence[ClientInfo], ups: Mapping[int, Upload], weights: Mapping[int, float], banks: bool
+    ) -> Payload:
+        """Aggregate the uploads of some clients: the banks, or all other tensors."""
         parts = [{n: t for n, t in ups[c.id].payload.items() if is_bank(n) == banks} for c in clients]
-        return payload.weighted_mean(parts, [c.train_size if self.weights == "size" else 1.0 for c in clients])
+        return self.combine(parts, [weights[c.id] for c in clients])
 
 
 def is_bank(name: str) -> bool:
@@ -176,7 +190,7 @@ def orthogonality(banks: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def measure_firing(client: Client, model: ComposedResNet18) -> Tensor:
-    """By convolution: its mean input over the training images, and in what share of batches that was the highest."""
+    """For each convolution: its mean input over the training images, and the fraction of batches it had the highest."""
     model.eval()
     rates, wins, batches = torch.zeros(len(CONVOLUTIONS)), torch.zeros(len(CONVOLUTIONS)), 0
     for x, y in client.shard.train_batches_plain(client.task.batch_size):
@@ -189,9 +203,21 @@ def measure_firing(client: Client, model: ComposedResNet18) -> Tensor:
 
 
 def choose_layer(firing: Sequence[Tensor]) -> int:
-    """Every width votes for its most frequent winner; without a single most voted one, the busiest width decides."""
+    """Each width votes for the layer with most wins. In a tie, the vote with the highest firing rate decides."""
     votes = [int(wins.argmax()) for _, wins in firing]
     (first, most), *others = Counter(votes).most_common()
     if others and others[0][1] == most:
         return max(zip(votes, firing, strict=True), key=lambda vote: vote[1][0, vote[0]].item())[0]
     return first
+
+
+def fuse(matrices: Sequence[Tensor], share: float) -> list[Tensor]:
+    """Replace the leading singular values of all matrices by their mean and drop the others.
+
+    The rank kept is ``share`` of the smallest side of all matrices. This is a Tucker decomposition with averaged cores:
+    the core of a matrix is diagonal, and singular values are not negative, so they cannot cancel in the mean.
+    """
+    rank = max(1, round(share * min(min(m.shape) for m in matrices)))
+    parts = [torch.linalg.svd(m, full_matrices=False) for m in matrices]
+    mean = torch.stack([values[:rank] for _, values, _ in parts]).mean(dim=0)
+    return [(u[:, :rank] * mean) @ v[:rank] for u, _, v in parts]

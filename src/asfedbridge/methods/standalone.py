@@ -1,7 +1,7 @@
-"""Standalone: every client trains its private backbone alone. The no-collaboration reference.
+"""Standalone: every client trains its backbone alone. The reference without collaboration.
 
 Exchanged: nothing.
-Client: the task's epochs on its labels.
+Client: trains on its labels for the task's epochs.
 Server: nothing.
 Choices: none.
 """

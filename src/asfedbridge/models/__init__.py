@@ -1,4 +1,4 @@
-"""Backbones and the Bridge. One builder per family; the kind of a client only swaps the activation."""
+"""Backbones and the Bridge. Each family has one class; a client's kind selects its activation and convolutions."""
 
 import lazy_loader
 

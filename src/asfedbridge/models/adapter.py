@@ -1,4 +1,4 @@
-"""Plain torch modules as backbones: one that returns logits becomes one that returns an ``Output``."""
+"""Adapts plain torch modules to backbones: a module that returns logits is wrapped so that it returns an ``Output``."""
 
 import copy
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, describe_error
 from asfedbridge.core.task import ClientInfo, Output, Task
 
-WAYS = "return logits of one linear layer, or an Output(logits_TBC, feature_TBD)"
+ADVICE = "return logits of one linear layer, or an Output(logits_TBC, feature_TBD)"
 
 
 class Adapter(nn.Module):
-    """Logits and feature of a module that returns logits.
+    """Returns logits and feature of a module that returns logits.
 
-    The feature is the input of the module's last linear layer, of size ``size``. If that is not the task's
-    ``feature_dim``, a linear projection, trained with the module, maps it there.
+    The feature is the input of the module's last linear layer, called ``last``, and has ``size`` entries. If ``size``
+    differs from the task's ``feature_dim``, a linear projection that is trained with the module maps it there.
     """
 
     def __init__(self, module: nn.Module, last: str, size: int, task: Task, info: ClientInfo) -> None:
@@ -35,7 +35,7 @@ class Adapter(nn.Module):
             logits = run_module(self.module, x_BCHW, self.steps, self.spiking)
         finally:
             hook.remove()
-        each = max(1, len(inputs) // self.steps)  # calls of the layer in one time step
+        each = max(1, len(inputs) // self.steps)  # calls of the layer per time step
         feature = torch.stack(inputs[each - 1 :: each]) if len(inputs) >= self.steps > 1 else inputs[-1]
         feature = _with_time(feature, self.steps, len(x_BCHW))
         return Output(
@@ -45,12 +45,19 @@ class Adapter(nn.Module):
 
 
 def adapt(module: nn.Module, task: Task, info: ClientInfo) -> nn.Module:
-    """A backbone for this client: the module itself if it returns an ``Output``, else an ``Adapter`` around it.
+    """Returns the module itself if it returns an ``Output``, otherwise an ``Adapter`` around it.
 
-    The module is run once, on two blank images, to see which.
+    The module is run once on two blank images to find out.
     """
     where = f"model '{info.model}'"
-    called: list[tuple[str, int]] = []  # linear layers, in the order of their execution, with the sizes of their inputs
+    stateful = [
+        type(layer).__name__
+        for layer in module.modules()
+        if hasattr(layer, "step_mode") and callable(getattr(layer, "reset", None))
+    ]
+    if info.kind != "snn" and stateful:
+        raise BadInput(f"{where} has spiking layers ({stateful[0]}), but kind={info.kind}; use kind=snn")
+    called: list[tuple[str, int]] = []  # linear layers in execution order, with their input sizes
     hooks = [
         layer.register_forward_pre_hook(lambda _, args, name=name: called.append((name, args[0].shape[-1])))
         for name, layer in module.named_modules()
@@ -62,9 +69,9 @@ def adapt(module: nn.Module, task: Task, info: ClientInfo) -> nn.Module:
         with torch.no_grad():
             blank = torch.zeros(2, task.channels, task.image_size, task.image_size)
             found = run_module(module, blank, info.T, info.kind == "snn")
-    except (RuntimeError, ValueError, IndexError) as error:
+    except Exception as error:
         shape = f"{task.channels}x{task.image_size}x{task.image_size}"
-        raise BadInput(f"{where} cannot take images of {shape}: {str(error).splitlines()[0]}") from error
+        raise BadInput(f"{where} cannot take images of {shape}: {describe_error(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -74,19 +81,19 @@ def adapt(module: nn.Module, task: Task, info: ClientInfo) -> nn.Module:
     if isinstance(found, Output):
         return module
     if not isinstance(found, Tensor):
-        raise BadInput(f"{where} returns a {type(found).__name__}; {WAYS}")
+        raise BadInput(f"{where} returns a {type(found).__name__}; {ADVICE}")
     if not called:
-        raise BadInput(f"{where} has no linear layer whose input could be its feature; {WAYS}")
+        raise BadInput(f"{where} has no linear layer whose input could be its feature; {ADVICE}")
     return Adapter(module, *called[-1], task, info)
 
 
 def run_module(module: nn.Module, x_BCHW: Tensor, steps: int, spiking: bool) -> Any:
-    """The module's output. A spiking one is reset and sees the images in each of ``steps`` time steps.
+    """Runs the module. A spiking module is reset first and receives the images at each of ``steps`` time steps.
 
-    A SpikingJelly module in step mode "m" gets all time steps at once, [T, B, C, H, W]. Any other spiking module is
-    called once for each, unless it returns logits with time in front, [T, B, classes].
+    A SpikingJelly module in step mode "m" receives all time steps at once, [T, B, C, H, W]. Any other spiking module is
+    called once per time step, unless it returns an ``Output`` or logits of shape [T, B, classes].
     """
-    x_BCHW = x_BCHW.contiguous()  # user code often takes a view that other memory formats do not allow
+    x_BCHW = x_BCHW.contiguous()  # user code often calls view(), which other memory formats do not support
     if not spiking:
         return module(x_BCHW)
     reset_state(module)
@@ -94,12 +101,12 @@ def run_module(module: nn.Module, x_BCHW: Tensor, steps: int, spiking: bool) -> 
         return module(x_BCHW.repeat(steps, 1, 1, 1, 1))
     first = module(x_BCHW)
     if isinstance(first, Output) or first.dim() == 3:
-        return first  # it counts time itself
+        return first  # the module loops over time itself
     return torch.stack([first, *(module(x_BCHW) for _ in range(steps - 1))])
 
 
 def reset_state(module: nn.Module) -> None:
-    """Forget the membranes: call ``reset()`` of every layer that has it, as SpikingJelly's neurons do."""
+    """Resets the membranes: calls ``reset()`` of every layer that has it, as SpikingJelly's neurons do."""
     for layer in module.modules():
         reset = getattr(layer, "reset", None)
         if callable(reset):
@@ -107,7 +114,7 @@ def reset_state(module: nn.Module) -> None:
 
 
 def _with_time(x: Tensor, steps: int, batch: int) -> Tensor:
-    """[T, B, D] of what has time in front, folded into the batch, or averaged away."""
+    """Converts [T, B, D], [T * B, D] or [B, D] to [T, B, D]."""
     if x.dim() == 3:
         return x
     if steps > 1 and len(x) == steps * batch:
@@ -118,18 +125,23 @@ def _with_time(x: Tensor, steps: int, batch: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ModuleMaker:
-    """What makes the backbones of a participant: a module, which is copied, or a function that returns one.
+    """Makes the backbone of a participant from a module, which is copied, or from a function that returns one.
 
-    It crosses to worker processes: a function by reference, a module with its tensors as arrays, because
-    multiprocessing sends tensors through /dev/shm, where containers have little room.
+    It is pickled for worker processes: a function by reference, a module with its tensors as numpy arrays.
+    Multiprocessing would send tensors through /dev/shm, which is small in containers.
     """
 
     source: nn.Module | Callable[[], nn.Module]
 
     def make_module(self) -> nn.Module:
-        made = copy.deepcopy(self.source) if isinstance(self.source, nn.Module) else self.source()
+        if isinstance(self.source, nn.Module):
+            return copy.deepcopy(self.source)
+        try:
+            made = self.source()
+        except Exception as error:
+            raise BadInput(f"{self.source!r}, called without arguments: {describe_error(error)}") from error
         if not isinstance(made, nn.Module):
-            raise BadInput(f"model: {self.source!r} returns a {type(made).__name__}; return a torch.nn.Module")
+            raise BadInput(f"{self.source!r} returns a {type(made).__name__}; return a torch.nn.Module")
         return made
 
     def __call__(self, task: Task, info: ClientInfo) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What all families of backbones share: stem, stages, pooling, the projection to the shared feature, the classifier."""
+"""The base class of all backbone families: stem, stages, pooling, projection to the shared feature, classifier."""
 
 from torch import Tensor, nn
 
@@ -8,14 +8,14 @@ from asfedbridge.models.parts import BatchNorm, Projector, make_stem
 
 
 def scaled(size: int, width: float) -> int:
-    """A number of channels under a width multiplier."""
+    """A channel count times the width multiplier, rounded, at least 1."""
     return max(1, round(size * width))
 
 
 class Backbone(nn.Module):
-    """A family gives its stages; the activation makes it an ANN or an SNN with the same trainable tensors.
+    """A family supplies the stages. The activation makes the network an ANN or an SNN with the same trainable tensors.
 
-    ``pooled`` is the number of channels that the last stage leaves.
+    ``first`` is the number of channels of the stem, ``pooled`` that of the last stage.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Backbone(nn.Module):
         self.stem, self.pool = make_stem(channels, first)
         self.norm = BatchNorm(first)
         self.stages = nn.ModuleList(stages)
-        # With "identity" the pooled spikes themselves are the feature (the paper's case of equal dimensions).
+        # With "identity" the pooled activations are the feature (the paper's case of equal dimensions).
         self.projector = Projector(pooled, feature_dim) if projector == "linear" else None
         self.classifier = nn.Linear(feature_dim, classes)
 
     def fit_stem(self, image_size: int) -> None:
-        """Begin as images of this size want it; families need not know."""
+        """Replaces the stem with the one for this image size, so that families need not handle it."""
         self.stem, self.pool = make_stem(self.stem.in_channels, self.stem.out_channels, image_size)
 
     def enter(self, x_BCHW: Tensor) -> Tensor:
-        """What the first stage sees."""
+        """The input of the first stage."""
         return self.act.read(self.stem, self.norm, x_BCHW, self.pool)
 
     def forward(self, x_BCHW: Tensor) -> Output:

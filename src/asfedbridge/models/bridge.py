@@ -1,8 +1,8 @@
-"""The Bridge: a small continuous network whose activations can be read as firing rates at five ports.
+"""The Bridge: a small continuous network whose activations are read as firing rates at five ports.
 
-Body (communicated): stem, four residual stages of one basic block, bottleneck of width d, and the ports' scales.
-Head (private): one linear layer. At width 1.0 the body holds 3.93 MB and body + head cost 98.3 MFLOPs on CIFAR;
-the paper gives these two numbers, not the layers, so the channel counts are ours.
+Body (communicated): stem, four residual stages of one basic block each, bottleneck of width d, scales of the ports.
+Head (private): one linear layer. At width 1.0 the body holds 3.93 MB, and body and head cost 98.3 MFLOPs on CIFAR. The
+paper reports 3.93 MB and 98.09 MFLOPs but no layer sizes; the channel counts were chosen here to match.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class Port(nn.Module):
-    """A learnable positive scale per channel, kept as its logarithm."""
+    """Converts activations to firing rates with a learnable positive scale per channel, stored as its logarithm."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Body(nn.Module):
         self.ports = nn.ModuleList(Port(size) for size in [*sizes, feature_dim])
 
     def forward(self, x_BCHW: Tensor) -> list[Tensor]:
-        """Activations at the five ports; the last is the feature the head reads."""
+        """Activations at the five ports. The last one is the input of the head."""
         x = self.act.read(self.stem, self.norm, x_BCHW, self.pool)
         activations = []
         for stage in self.stages:
@@ -81,7 +81,7 @@ class Bridge(nn.Module):
         return logits
 
     def read(self, x_BCHW: Tensor) -> Reading:
-        """Logits by the continuous path, and every port's rates beside it."""
+        """Logits, computed from continuous activations, and the rates at every port."""
         activations = self.body(x_BCHW)
         rates = tuple(port(a) for port, a in zip(self.body.ports, activations, strict=True))
         return Reading(self.head(activations[-1]), rates)

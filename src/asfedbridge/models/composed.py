@@ -1,10 +1,10 @@
 """ResNet-18 whose 3x3 kernels are composed of a small bank and a coefficient matrix (FLANC, Mei et al., NeurIPS 2022).
 
-The input channels of a convolution are taken in groups as wide as the bank; every group is convolved with the same
-bank, and a 1x1 convolution, the coefficient, mixes the results. The bank has one shape at every width, so networks of
-all widths can share it. The stem is not scaled with the width: it has 64 channels.
-Nothing stands between bank and coefficient, so they are multiplied first and run as one convolution: the same
-function, and spikes stay on their fast path.
+The input channels of a convolution are split into groups as wide as the bank. Every group is convolved with the same
+bank, and a 1x1 convolution, the coefficient, mixes the results. The bank has the same shape at every width, so networks
+of all widths can share it. The stem always has 64 channels.
+There is no activation between bank and coefficient, so they are multiplied first and run as one convolution. This is
+the same function, and its input remains spikes, which the sparse convolution needs.
 """
 
 import math
@@ -31,7 +31,7 @@ class BlockSizes(NamedTuple):
 
 
 def block_sizes(width: float, bank_inputs: float, bank_outputs: float) -> list[BlockSizes]:
-    """The eight blocks. Banks are measured by a block's input and output at width 1, whatever the width."""
+    """Sizes of the eight blocks. Bank sizes are fractions of a block's channels at width 1."""
     sizes = []
     inputs = full = STAGES[0]
     for stage, block in BLOCKS:
@@ -45,7 +45,7 @@ def block_sizes(width: float, bank_inputs: float, bank_outputs: float) -> list[B
 class ComposedConv(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, stride: int, bank: tuple[int, int]) -> None:
         super().__init__(inputs, outputs, 3, stride, padding=1, bias=False)
-        del self.weight  # from now on a product
+        del self.weight  # becomes a property, the product of bank and coefficient
         kernels, channels = bank
         self.bank = nn.Parameter(torch.empty(kernels, channels, 3, 3))
         self.coefficient = nn.Parameter(torch.empty(outputs, inputs // channels * kernels))
@@ -55,10 +55,10 @@ class ComposedConv(nn.Conv2d):
         kernels = self.bank.shape[0]
         groups = self.coefficient.unflatten(1, (-1, kernels))
         weight = torch.einsum("ogk,kchw->ohwgc", groups, self.bank).flatten(3)
-        return weight.movedim(-1, 1)  # in memory, channels are last
+        return weight.movedim(-1, 1)  # channels-last in memory
 
     def reset_parameters(self) -> None:
-        """Values come from ``build_composed``."""
+        """Does nothing: ``build_composed`` sets the values."""
 
 
 class ComposedBlock(BasicBlock):
@@ -88,7 +88,7 @@ class ComposedResNet18(ResNet18):
         return [conv.bank for block in self.blocks() for conv in (block.conv1, block.conv2)]
 
     def input_rates(self, x_BCHW: Tensor) -> Tensor:
-        """The mean input of every composed convolution: its firing rate, where spikes go in."""
+        """The mean input of every composed convolution. For spikes this is the firing rate."""
         x = self.enter(x_BCHW)
         rates = []
         for block in self.blocks():
@@ -110,7 +110,8 @@ def outline_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outp
 
 @torch.no_grad()
 def build_composed(task: Task, info: ClientInfo, bank_inputs: float, bank_outputs: float) -> ComposedResNet18:
-    """Initialised from the run's seed alone; banks are the same at every width, a block's two jointly orthogonal."""
+    """Builds the network with initial values that depend only on the run's seed and, if ``task.start`` is "by-kind",
+    the kind. Banks are equal at every width; the two banks of a block are jointly orthogonal."""
     rest, banks, coefficients = (
         torch.Generator().manual_seed(task.start_seed(what, info.kind))
         for what in ("backbone", "banks", "coefficients")

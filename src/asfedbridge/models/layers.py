@@ -1,4 +1,4 @@
-"""The linear layers of a network (convolutions and matrices), told apart by name, type and depth."""
+"""Convolutional and linear layers of a network, by name, type and depth."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -13,7 +13,7 @@ TYPES = (nn.Conv2d, nn.Linear)
 
 
 def layer_shapes(model: nn.Module) -> Shapes:
-    """Weights and biases of all convolutional and linear layers, in the network's order."""
+    """Shapes of the weights and biases of all convolutional and linear layers, in the network's order."""
     return {
         f"{name}.{part}": tuple(tensor.shape)
         for name, layer in model.named_modules()
@@ -24,7 +24,7 @@ def layer_shapes(model: nn.Module) -> Shapes:
 
 
 def by_layer(tensors: Mapping[str, V]) -> dict[str, dict[str, V]]:
-    """{"stem.weight": t} as {"stem": {"weight": t}}."""
+    """Converts {"stem.weight": t} to {"stem": {"weight": t}}."""
     layers: dict[str, dict[str, V]] = {}
     for name, value in tensors.items():
         layer, _, part = name.rpartition(".")
@@ -33,9 +33,9 @@ def by_layer(tensors: Mapping[str, V]) -> dict[str, dict[str, V]]:
 
 
 def match_by_depth(model: nn.Module, other: nn.Module) -> dict[str, str]:
-    """For each layer, the other network's layer of its type at the nearest relative depth; last goes with last.
+    """Maps each layer to the other network's layer of the same type at the nearest relative depth; last maps to last.
 
-    A layer of a type that the other network does not have is left out.
+    Layers of a type that the other network does not have are omitted.
     """
     pairs: dict[str, str] = {}
     for kind in TYPES:
@@ -47,6 +47,6 @@ def match_by_depth(model: nn.Module, other: nn.Module) -> dict[str, str]:
 
 
 def overwrite_prefix(target: Tensor, source: Tensor) -> Tensor:
-    """A copy of ``target`` whose first entries, both read flat, are those of ``source``; the others stay."""
+    """A copy of ``target`` whose first entries, in flattened order, are replaced with those of ``source``."""
     count = min(target.numel(), source.numel())
     return torch.cat([source.flatten()[:count], target.flatten()[count:]]).view(target.shape)

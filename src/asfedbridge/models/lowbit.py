@@ -1,17 +1,20 @@
-"""Low-bit convolutions: binary ones (BNN) and ones of 2 to 8 bits (QNN), for any network made of ``nn.Conv2d``.
+"""Low-bit convolutions, binary (BNN) or with 2 to 8 bits (QNN), for any network made of ``nn.Conv2d``.
 
-Weights and inputs of every convolution but the stem are quantised in ``forward``. What is trained, sent and averaged
-are latent weights in full precision, under the names of the ANN twin. Backward, gradients pass straight through:
+Weights and inputs of every convolution except the stem are quantised in ``forward``. The trained, communicated and
+averaged tensors are latent weights in full precision with the names of the ANN twin. The backward pass uses the
+straight-through estimator:
 
-- binary, as XNOR-Net (Rastegari et al., ECCV 2016) without its map of input scales: a_o sign(W_o) over sign(x), with
-  a_o = mean |W_o| for each output channel and sign(0) = +1. Both pass their gradient where |v| <= 1. XNOR-Net's own
-  rule has a_o in the weight's gradient too; that suits Adam, under which scales do not count, but with SGD at the ANN's
-  rate it makes latent weights ten to fifty times slower. They stay within [-1, 1]. Padding adds zeros, not signs.
-- ``lsq`` (Esser et al., ICLR 2020): s round(clip(v / s, low, high)) with a learnt step size s for the weights of each
+- Binary, as XNOR-Net (Rastegari et al., ECCV 2016) without its map of input scales: a_o sign(W_o) convolved with
+  sign(x), where a_o = mean |W_o| for each output channel and sign(0) = +1. Gradients pass where |v| <= 1. XNOR-Net also
+  multiplies the weight gradient by a_o. That suits Adam, which ignores gradient scales, but with SGD at the ANN's
+  learning rate it slows latent weights down by a factor of 10 to 50. Latent weights are clamped to [-1, 1]. Padding
+  adds zeros, not signs.
+- ``lsq`` (Esser et al., ICLR 2020): s round(clip(v / s, low, high)) with one learnt step size s for the weights of each
   layer and one for its inputs.
-- ``dorefa`` (Zhou et al., arXiv 1606.06160): weights through tanh into [-1, 1], inputs cut to [0, 1], nothing learnt.
+- ``dorefa`` (Zhou et al., arXiv 1606.06160): tanh maps weights to [-1, 1], inputs are clamped to [0, 1], nothing is
+  learnt.
 
-The inputs of a QNN's convolutions come out of a ReLU: their lowest level is zero.
+The inputs of a QNN's convolutions are outputs of a ReLU, so their lowest level is zero.
 """
 
 import math
@@ -24,24 +27,24 @@ from torch.autograd.function import once_differentiable
 from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.core.training import Bounded
 
-LEAST_STEP = 1e-6  # a step size stays above 0: that is a step size which has not been measured yet
+MIN_STEP = 1e-6  # step sizes are clamped to it, because 0 marks a step size that is not set yet
 STEP = ".step_size"
-BEYOND_ONE = 1 + 2**-23  # the next float32
+ABOVE_ONE = 1 + 2**-23  # the next float32 after 1
 
 
 def is_step(name: str) -> bool:
-    """Whether a tensor of this name is a step size: all of a QNN that its twins do not have."""
+    """True for names of step sizes, the only tensors of a QNN that its ANN twin does not have."""
     return name.endswith(STEP)
 
 
 def _passed(grad: Tensor, v: Tensor, low: float, high: float) -> Tensor:
-    """The gradient where low < v < high, zero elsewhere: a single pass, many times faster than a mask."""
+    """The gradient where low < v < high, zero elsewhere. One pass, many times faster than a mask."""
     out: Tensor = torch.ops.aten.hardtanh_backward(grad, v, low, high)
     return out
 
 
 def _sign(v: Tensor) -> Tensor:
-    """-1 and +1; of zero, +1."""
+    """-1 or +1; sign(0) = +1."""
     return v.sign().add_(0.5).sign_()
 
 
@@ -55,11 +58,11 @@ class _Sign(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return _passed(grad, x, -BEYOND_ONE, BEYOND_ONE)
+        return _passed(grad, x, -ABOVE_ONE, ABOVE_ONE)
 
 
 class _ScaledSign(_Sign):
-    """Signs of a weight with a scale for each output channel; backward as if there were none."""
+    """Signs of a weight times a scale per output channel. The backward pass ignores the scale."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -81,14 +84,14 @@ class _Lsq(torch.autograd.Function):
         low, high = ctx.range
         size = step.item()
         inside = _passed(grad, v, low * size, high * size)
-        # d out / d step = round(v / step) - v / step inside, the nearer end of the range outside:
-        # everywhere out / step, and inside less v / step.
+        # d out / d step is round(v / step) - v / step inside the range and the nearer bound outside. This equals
+        # out / step everywhere, minus v / step inside.
         slope = torch.dot(_flat(grad), _flat(out)) - torch.dot(_flat(inside), _flat(v))
         return inside, slope.mul_(ctx.factor / size), None, None, None
 
 
 def _flat(x: Tensor) -> Tensor:
-    """All values in the order in which channels-last layout has them."""
+    """Flattens in channels-last order."""
     return x.movedim(1, -1).reshape(-1)
 
 
@@ -96,7 +99,7 @@ class _DorefaWeight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, levels: int) -> Tensor:
         squashed = weight.tanh()
-        largest = squashed.abs().max().clamp_(min=LEAST_STEP)
+        largest = squashed.abs().max().clamp_(min=MIN_STEP)
         ctx.save_for_backward(squashed, largest)
         half = levels / 2
         return squashed.mul(half / largest).add_(half).round_().div_(half).sub_(1)
@@ -131,7 +134,7 @@ class BinaryConv(nn.Conv2d, Bounded):
 
 
 class DorefaConv(nn.Conv2d):
-    levels: int  # above the lowest
+    levels: int  # excluding the lowest
 
     def set_bits(self, bits: int) -> None:
         self.levels = 2**bits - 1
@@ -143,10 +146,11 @@ class DorefaConv(nn.Conv2d):
 
 
 class Lsq(Bounded):
-    """A quantiser with its step size; zero until the first training batch has been seen.
+    """A quantiser with a learnt step size, which is zero until the first training batch sets it.
 
-    So fresh models hold no numbers that come from data, and a server can send them: clients that receive a zero
-    measure for themselves, and what they send back is positive, and so is its mean. Evaluation leaves a zero alone.
+    A new model therefore holds no numbers derived from data, and a server can send it. A client that receives a zero
+    sets the step size from its own data and returns a positive value, so the mean over clients is positive too. In
+    evaluation mode a zero is not changed.
     """
 
     def __init__(self, low: int, high: int) -> None:
@@ -158,17 +162,18 @@ class Lsq(Bounded):
         nn.init.zeros_(self.step_size)
 
     def forward(self, v: Tensor, count: int) -> Tensor:
-        """``count`` values share the step size, in the weight or for one image: they damp its gradient."""
+        """``count`` is the number of values (weights, or inputs per image) that share the step size. It scales the
+        step size's gradient by 1 / sqrt(count * high)."""
         step: Tensor = self.step_size
         if step.item() == 0:
             with torch.no_grad():
-                measured = (2 / math.sqrt(self.high) * v.abs().mean()).clamp_(min=LEAST_STEP)
+                measured = (2 / math.sqrt(self.high) * v.abs().mean()).clamp_(min=MIN_STEP)
                 step = step.copy_(measured) if self.training else measured
         out: Tensor = _Lsq.apply(v, step, self.low, self.high, 1 / math.sqrt(count * self.high))
         return out
 
     def bound(self) -> None:
-        self.step_size.clamp_(min=LEAST_STEP)
+        self.step_size.clamp_(min=MIN_STEP)
 
 
 class LsqConv(nn.Conv2d):
@@ -183,7 +188,8 @@ class LsqConv(nn.Conv2d):
 
 
 def lower_bits(model: nn.Module, task: Task, info: ClientInfo) -> None:
-    """Give a network, before it has values, the convolutions of its kind: all but the one called ``stem``."""
+    """Replaces all convolutions except ``stem`` with low-bit ones if the client is a BNN or QNN. The new convolutions
+    are uninitialised."""
     if info.kind not in ("bnn", "qnn"):
         return
     for name, conv in list(model.named_modules()):
@@ -198,7 +204,7 @@ def _lowered(conv: nn.Conv2d, task: Task, info: ClientInfo) -> nn.Conv2d:
     if info.kind == "bnn":
         return BinaryConv(*shape, *more)
     if not 2 <= info.bits <= 8:
-        raise ValueError(f"{info.label} must have 2 to 8 bits")
+        raise ValueError(f"{info.label} has bits={info.bits}; use 2 to 8 bits")
     lowered = (LsqConv if task.quantiser == "lsq" else DorefaConv)(*shape, *more)
     lowered.set_bits(info.bits)
     return lowered

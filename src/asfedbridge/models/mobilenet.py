@@ -1,11 +1,11 @@
 """MobileNet for small images (Howard et al., 2017): 3x3 depthwise and 1x1 convolutions, norm and activation after each.
 
-AS-FedBridge names it and gives no sizes. Chosen: the paper's thirteen blocks (Table 1) with a stem of stride 1 in place
-of 2, so that a 32x32 image ends as 2x2 and an 8x8 image as one pixel. Pooling over the whole map, the shared projector
-and the classifier follow, as in all our families. Blocks of one resolution are a stage.
-As an SNN, the two convolutions of a block count as one, a 3x3 convolution of spikes in two factors, with a neuron after
-it; depthwise results go on as real numbers. With a neuron wherever the paper has ReLU, 27 in a row without a shortcut,
-it did not learn four colours in 100 steps; with 14 it does. Blocks speak in zeros and ones.
+The AS-FedBridge paper names MobileNet without sizes. This implementation has the thirteen blocks of Howard et al.
+(Table 1) and a stem of stride 1 instead of 2, so a 32x32 image is reduced to 2x2 and an 8x8 image to one pixel. Global
+pooling, projector and classifier follow, as in all families. Blocks of the same resolution form a stage.
+As an SNN, a block has one layer of neurons, after its 1x1 convolution; the depthwise convolution passes on real
+numbers. With neurons in place of every ReLU (27 layers without a shortcut) the network did not learn to separate four
+colours in 100 steps; with 14 it does. The outputs of blocks are binary.
 """
 
 import torch.nn.functional as F
@@ -17,11 +17,11 @@ from asfedbridge.models.parts import BatchNorm
 from asfedbridge.models.registry import register_family
 
 FIRST = 32
-PLAN = ((64,), (128, 128), (256, 256), (512,) * 6, (1024, 1024))  # by resolution, each half the one before
+PLAN = ((64,), (128, 128), (256, 256), (512,) * 6, (1024, 1024))  # channels of blocks; the resolution halves each time
 
 
 class Depthwise(nn.Conv2d):
-    """A 3x3 convolution of each channel by itself."""
+    """A 3x3 convolution of each channel separately."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__(channels, channels, 3, stride, padding=1, groups=channels, bias=False)
@@ -29,13 +29,13 @@ class Depthwise(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if min(x.shape[2:]) >= 3:
             return super().forward(x)
-        # oneDNN has no fast weight gradient for a map that is smaller than the kernel: 45 ms at 2x2 instead of 1.4 ms
-        # (1024 channels, 64 images). Padded here and not in the convolution, the map is large enough.
+        # oneDNN has no fast weight gradient for maps smaller than the kernel: 45 ms instead of 1.4 ms at 2x2 with 1024
+        # channels and 64 images. Padding before the convolution makes the map large enough.
         return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, stride=self.stride, groups=self.groups)
 
 
 class SeparableBlock(nn.Module):
-    """act(norm conv1x1 act(norm depthwise x)); for an SNN without the inner one."""
+    """act(norm conv1x1 act(norm depthwise x)); an SNN omits the inner activation."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, act: Spiking | Continuous) -> None:
         super().__init__()

@@ -2,10 +2,10 @@
 
     u_t = decay * v_{t-1} + input_t,   s_t = [u_t >= threshold],   v_t = u_t (1 - s_t)
 
-The membrane lives inside ``forward``: nothing to reset, nothing in ``state_dict``. Going backward, the step
-function has a surrogate derivative, and the reset is differentiated too unless ``detach_reset``.
-``lif_reference`` is the plain loop that autograd differentiates; ``lif`` computes the same in one autograd node, on
-the fastest path there is (``kernels.dispatch``).
+The membrane is local to ``forward``: there is nothing to reset and nothing in ``state_dict``. In the backward pass the
+step function has a surrogate derivative, and the reset is differentiated unless ``detach_reset`` is set.
+``lif_reference`` is a plain loop that autograd differentiates. ``lif`` computes the same function as one autograd node,
+on the fastest available path (``kernels.dispatch``).
 """
 
 import math
@@ -48,7 +48,7 @@ SURROGATES: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 class _Spike(torch.autograd.Function):
-    """A step whose derivative is the surrogate: the building block of the reference loop."""
+    """The step function with the surrogate as its derivative. Used by ``lif_reference``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, neuron: Neuron) -> Tensor:
@@ -63,7 +63,7 @@ class _Spike(torch.autograd.Function):
 
 
 def lif_reference(input_T: Tensor, neuron: Neuron) -> Tensor:
-    """Spikes for ``input_T`` of shape [T, ...], written as the equations stand."""
+    """Spikes for ``input_T`` of shape [T, ...], a direct transcription of the equations."""
     v = torch.zeros_like(input_T[0])
     spikes = []
     for current in input_T:
@@ -75,7 +75,7 @@ def lif_reference(input_T: Tensor, neuron: Neuron) -> Tensor:
 
 
 def _empty_like(input_T: Tensor) -> Tensor:
-    """Fresh memory in the layout of one step, also where all steps are one expanded tensor."""
+    """Uninitialised memory in the layout of one step, also if the input is one step expanded to T."""
     folded = input_T.shape[0] * input_T.shape[1], *input_T.shape[2:]
     channels_last = input_T.dim() == 5 and input_T[0].is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -85,7 +85,7 @@ def _empty_like(input_T: Tensor) -> Tensor:
 
 
 class _Lif(torch.autograd.Function):
-    """The whole loop as one node. Saves the membrane before reset and the spikes, which the next layer holds anyway."""
+    """The loop as one autograd node. Saves the membranes before the reset, and the spikes (as does the next layer)."""
 
     @staticmethod
     def forward(ctx: Any, input_T: Tensor, neuron: Neuron) -> Tensor:
@@ -93,8 +93,8 @@ class _Lif(torch.autograd.Function):
         u_T[0].copy_(input_T[0])
         torch.ge(u_T[0], neuron.threshold, out=s_T[0])
         for before, u, s_before, s, current in zip(u_T, u_T[1:], s_T, s_T[1:], input_T[1:], strict=False):
-            torch.addcmul(before, before, s_before, value=-1.0, out=u)  # the membrane after reset
-            torch.add(current, u.mul_(neuron.decay), out=u)  # rounded twice, as the reference is
+            torch.addcmul(before, before, s_before, value=-1.0, out=u)  # the membrane after the reset
+            torch.add(current, u.mul_(neuron.decay), out=u)  # rounded twice, like the reference
             torch.ge(u, neuron.threshold, out=s)
         ctx.save_for_backward(u_T, s_T)
         ctx.neuron = neuron
@@ -108,7 +108,7 @@ class _Lif(torch.autograd.Function):
         slope_T = SURROGATES[neuron.surrogate](u_T - neuron.threshold, neuron.sharpness)
         out_T = grad_T * slope_T
         if len(u_T) > 1:
-            # dv_t/du_t = 1 - s_t - u_t s'_t: what of the next step's gradient reaches this one
+            # dv_t/du_t = 1 - s_t - u_t s'_t: the factor from the next step's gradient to this one's
             through_T = (1 - s_T[:-1]).mul_(neuron.decay)
             if not neuron.detach_reset:
                 through_T.addcmul_(u_T[:-1], slope_T[:-1], value=-neuron.decay)
@@ -118,7 +118,7 @@ class _Lif(torch.autograd.Function):
 
 
 def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
-    """Same spikes as ``lif_reference``; same gradients to float rounding. Keeps the memory format of its input."""
+    """Same spikes as ``lif_reference``, same gradients up to rounding. Preserves the memory format of the input."""
     out: Tensor
     path = path_of(input_T)
     if path == "numba":
@@ -133,9 +133,9 @@ def lif(input_T: Tensor, neuron: Neuron) -> Tensor:
 
 
 class Spiking(nn.Module):
-    """LIF activation on tensors whose first dimension is time folded into batch, [T * B, ...].
+    """LIF activation of tensors with time folded into the batch dimension, [T * B, ...].
 
-    With ``frames`` the network's input has time folded into its channels, [B, T * C, ...].
+    With ``frames``, the network's input has time folded into its channels, [B, T * C, ...].
     """
 
     def __init__(self, steps: int, neuron: Neuron, frames: bool = False) -> None:
@@ -149,33 +149,33 @@ class Spiking(nn.Module):
 
     def after(self, norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The activation of norm(x) [+ residual]."""
-        out = self._at_once(norm, x, residual, shared=False)
+        out = self._fused(norm, x, residual, shared=False)
         return out if out is not None else self(norm(x) if residual is None else norm(x) + residual)
 
     def read(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
-        """The first activation of a network: of the image's frames one by one, or of a static image at every step."""
+        """The first activation of a network. Each step receives its own frame, or every step the same static image."""
         if pool is not None:
             pooled: Tensor = self(self.currents(stem, norm, x_BCHW, pool))
             return pooled
         if self.frames:
             return self.after(norm, stem(unfold(x_BCHW, self.steps)))
         x_B = stem(x_BCHW)
-        out = self._at_once(norm, x_B, None, shared=True)
+        out = self._fused(norm, x_B, None, shared=True)
         return out if out is not None else self(torch.cat([norm(x_B)] * self.steps))
 
     def currents(self, stem: nn.Module, norm: nn.Module, x_BCHW: Tensor, pool: nn.Module | None = None) -> Tensor:
-        """What drives the first neurons, step by step. A static image needs its stem once, not T times."""
+        """Input currents of the first neurons, [T * B, ...]. The stem processes a static image once, not T times."""
         if self.frames:
             return _pooled(pool, norm(stem(unfold(x_BCHW, self.steps))))
         return torch.cat([_pooled(pool, norm(stem(x_BCHW)))] * self.steps)
 
     def between(self, x: Tensor) -> Tensor:
-        """What stands between a sum and the convolution that reads it."""
+        """The activation between a sum and the convolution that follows it."""
         out: Tensor = self(x)
         return out
 
-    def _at_once(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
-        """Norm and neuron as one node, where there is a kernel for it."""
+    def _fused(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
+        """Norm and neuron as one autograd node, or None if no kernel supports this norm and tensor."""
         if path_of(x) == "numba":
             from asfedbridge.kernels import norm_lif
 
@@ -184,31 +184,31 @@ class Spiking(nn.Module):
         return None
 
     def convolve(self, conv: nn.Conv2d, spikes: Tensor) -> Tensor:
-        """A convolution of this activation's output: zeros and ones."""
+        """``conv`` of this activation's output, which must be zeros and ones."""
         sparse = _sparse_conv_for(conv, spikes)
         out: Tensor = sparse.convolve(conv, spikes) if sparse else conv(spikes)
         return out
 
     def fork(self, conv: nn.Conv2d, side: nn.Sequential, spikes: Tensor) -> tuple[Tensor, Tensor]:
-        """``conv`` of this activation's output and, beside it, a shortcut: empty, or a 1x1 convolution and a norm."""
+        """``conv(spikes)`` and ``side(spikes)``. ``side`` is a shortcut: empty, or a 1x1 convolution and a norm."""
         sparse = _sparse_conv_for(conv, spikes)
         if not sparse:
             return conv(spikes), side(spikes)
         if not len(side):
             both: tuple[Tensor, Tensor] = sparse.fork(conv, None, spikes)
             return both
-        out, beside = sparse.fork(conv, side[0], spikes)
-        return out, side[1](beside)
+        out, shortcut = sparse.fork(conv, side[0], spikes)
+        return out, side[1](shortcut)
 
 
 def unfold(x_BCHW: Tensor, steps: int) -> Tensor:
-    """[B, T * C, H, W], where a step's channels stand together, to [T * B, C, H, W] in channels-last layout."""
+    """Converts [B, T * C, H, W], where a step's channels are adjacent, to [T * B, C, H, W] in channels-last layout."""
     x_BTCHW: Tensor = x_BCHW.unflatten(1, (steps, -1))
     return x_BTCHW.permute(1, 0, 3, 4, 2).flatten(0, 1).movedim(-1, 1)  # one copy
 
 
 def _sparse_conv_for(conv: nn.Conv2d, spikes: Tensor) -> Any:
-    """The event-driven convolution, where it can take the place of this one."""
+    """The module ``sparse_conv`` if it can compute this convolution, otherwise None."""
     if path_of(spikes) == "numba" and len(spikes):
         from asfedbridge.kernels import sparse_conv
 
@@ -223,7 +223,7 @@ def _pooled(pool: nn.Module | None, x: Tensor) -> Tensor:
 
 
 class Continuous(nn.Module):
-    """The ANN twin of ``Spiking``: ReLU, one step."""
+    """The ANN counterpart of ``Spiking``: ReLU, one step."""
 
     steps = 1
 
@@ -247,14 +247,13 @@ class Continuous(nn.Module):
         return _pooled(pool, norm(stem(x_BCHW)))
 
     def between(self, x: Tensor) -> Tensor:
-        """What stands between a sum and the convolution that reads it."""
+        """The activation between a sum and the convolution that follows it."""
         return x.relu()
 
 
 class Unrectified(Continuous):
-    """The activation of a binary network: its convolutions take signs, and a ReLU would leave them only one.
-
-    Sums, shortcuts among them, stay real; the projected feature is full precision, and rectified as an ANN's.
+    """The activation of a binary network. Its convolutions take the sign of their input, which would be constant
+    after a ReLU, so sums stay unrectified. The projected feature has full precision and a ReLU, as in an ANN.
     """
 
     def between(self, x: Tensor) -> Tensor:
@@ -262,12 +261,12 @@ class Unrectified(Continuous):
 
 
 def make_activation(task: Task, info: ClientInfo) -> Spiking | Continuous:
-    """What stands between the layers of this client's networks."""
+    """The activation of this client's backbone."""
     if info.kind == "snn":
         return Spiking(info.T, task.neuron, task.frames > 1)
     return Unrectified() if info.kind == "bnn" else Continuous()
 
 
 def stem_channels(task: Task, info: ClientInfo) -> int:
-    """What the first layer of this client's networks reads: one frame at a time, or all that the image has."""
+    """Input channels of the stem: those of one frame for an SNN, otherwise those of all frames."""
     return task.channels // task.frames if info.kind == "snn" else task.channels

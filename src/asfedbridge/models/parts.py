@@ -13,10 +13,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm that survives a batch with one value per channel, where torch refuses.
+    """BatchNorm that accepts a training batch with one value per channel, for which torch raises an error.
 
-    A single value minus its own mean is zero, so the result is the bias; there is no spread to learn from, so
-    running statistics stay as they are.
+    A single value minus its mean is zero, so the result is the bias. Its variance is undefined, so the running
+    statistics are not updated.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,22 +29,22 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
-LARGE = 128  # pixels: from here on a network begins as He et al. (CVPR 2016) begin on ImageNet
+LARGE_IMAGE = 128  # pixels; images of this size or larger get the ImageNet stem of He et al. (CVPR 2016)
 
 
 def make_stem(channels: int, outputs: int, image_size: int = 0) -> tuple[nn.Conv2d, nn.MaxPool2d | None]:
-    """The first convolution and the pool behind its norm: 3x3 and none, or for large images 7x7 and 3x3, stride 2 each.
+    """The first convolution and the pool after its norm: 3x3 and None, or for large images 7x7 and 3x3 with stride 2.
 
-    The pool stands before the activation. For ReLU the order does not matter; of a spiking network it keeps the
-    activation binary, sees an image once and not T times, and leaves the neurons a quarter of the pixels.
+    The pool comes before the activation. For ReLU the order does not matter. In a spiking network the activation then
+    has a quarter of the pixels, and the pool processes a static image once instead of T times.
     """
-    if image_size < LARGE:
+    if image_size < LARGE_IMAGE:
         return conv3x3(channels, outputs), None
     return nn.Conv2d(channels, outputs, 7, 2, padding=3, bias=False), nn.MaxPool2d(3, 2, padding=1)
 
 
 class Shortcut(nn.Sequential):
-    """Identity, or a normalised 1x1 convolution where the shape changes."""
+    """Identity, or a 1x1 convolution and a norm if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         if inputs == outputs and stride == 1:
@@ -54,24 +54,25 @@ class Shortcut(nn.Sequential):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        # Sliced here, not strided in the convolution: oneDNN's weight gradient of a strided 1x1 convolution in
-        # channels-last layout writes out of bounds when there are few channels (uxlfoundation/oneDNN#6035).
+        # The input is sliced because the convolution must not be strided: oneDNN's weight gradient of a strided 1x1
+        # convolution in channels-last layout writes out of bounds if there are few channels
+        # (uxlfoundation/oneDNN#6035).
         out: Tensor = super().forward(x[:, :, :: self.stride, :: self.stride] if self.stride > 1 else x)
         return out
 
 
 class Projector(nn.Linear):
-    """Pooled activations to the shared feature. Its biases start at half a threshold.
+    """Maps pooled activations to the shared feature. Its biases start at half the default threshold.
 
-    A spiking projector sees firing rates averaged over space, around 0.1 to 0.2. From zero, its neurons would stay
-    an order of magnitude below threshold: no spike, hardly a gradient, an SNN that does not leave chance.
+    The inputs of a spiking projector are firing rates averaged over space, about 0.1 to 0.2. With biases of zero its
+    neurons would stay an order of magnitude below the threshold: no spikes, hardly any gradient, accuracy at chance.
     """
 
     start = 0.5
 
 
 class BasicBlock(nn.Module):
-    """act(norm conv act(norm conv x) + shortcut(x)): for an SNN the spike comes after the addition."""
+    """act(norm conv act(norm conv x) + shortcut(x)). In an SNN, neurons spike after the addition."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class BasicBlock(nn.Module):
         return self.trace(x)[1]
 
     def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the second convolution, and the output."""
+        """The input of the second convolution, and the block's output."""
         act = self.act
         straight, side = act.fork(self.conv1, self.shortcut, x)
         hidden = act.after(self.norm1, straight)
@@ -102,9 +103,9 @@ class BasicBlock(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator) -> None:
-    """He normal (fan out) for convolutions, torch's uniform for linear layers, ones and zeros for the rest.
+    """Initialises convolutions with He normal (fan out), linear layers with torch's uniform, others with constants.
 
-    Twins of the same shape get the same tensors from the same seed: activations draw nothing.
+    ANN and SNN twins get the same tensors from the same seed, because activations draw no random numbers.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
@@ -118,15 +119,15 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
             elif layer.bias is not None:
                 layer.bias.uniform_(-bound, bound, generator=generator)
         elif reset := getattr(layer, "reset_parameters", None):
-            reset()  # normalisation layers and ports: constants
+            reset()  # norms, ports and step sizes: constants
 
 
 def build(make: Callable[[], M], generator: torch.Generator) -> M:
-    """Build a model without touching the global generator: shapes first, then memory, then values."""
+    """Builds a model on the meta device, allocates memory and initialises it. Leaves torch's global generator alone."""
     with torch.device("meta"):
         model = make()
     model = model.to_empty(device="cpu")
     initialise(model, generator)
-    # The faster layout for convolutions, on CPU and GPU.
+    # Convolutions are faster in this layout, on CPU and GPU.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

@@ -1,12 +1,13 @@
-"""ResNet-18 (He et al., CVPR 2016): four stages of two basic blocks; small images have a 3x3 stem and no max-pool.
+"""ResNet-18 (He et al., CVPR 2016): four stages of two basic blocks. For small images: a 3x3 stem, no max-pool.
 
-With the spiking activation this is Spiking ResNet-18 with the same trainable tensors. Three spiking variants differ in
-where spikes arise in a block, not in a tensor's name or shape, so that a state of one loads into all:
+With the spiking activation this is Spiking ResNet-18 with the same trainable tensors. The three variants differ in the
+position of the neurons in a block, not in names or shapes of tensors, so a state of one loads into the others:
 
-- ``resnet18``: the spike after the addition; every block speaks in zeros and ones.
-- ``resnet18-sew``: SEW-ResNet with ADD (Fang et al., NeurIPS 2021): spikes are added; blocks speak in whole numbers.
-- ``resnet18-ms``: MS-ResNet (Hu et al., TNNLS 2024): the spike before each convolution; blocks add up membranes, real
-  numbers, and one neuron stands before the pooling. As an ANN: pre-activation (He et al., ECCV 2016).
+- ``resnet18``: neurons after the addition; the outputs of blocks are binary.
+- ``resnet18-sew``: SEW-ResNet with ADD (Fang et al., NeurIPS 2021): spikes are added; the outputs are integers.
+- ``resnet18-ms``: MS-ResNet (Hu et al., TNNLS 2024): neurons before each convolution; membranes are added, so the
+  outputs are real numbers, and one layer of neurons precedes the pooling. As an ANN: pre-activation (He et al., ECCV
+  2016).
 """
 
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from asfedbridge.models.registry import register_family
 STAGES = (64, 128, 256, 512)
 
 
-@register_family("resnet18", "ResNet-18; as an SNN the spike comes after the addition")
+@register_family("resnet18", "ResNet-18; as an SNN, neurons spike after the addition")
 class ResNet18(Backbone):
     block: ClassVar[type[BasicBlock]] = BasicBlock
 
@@ -44,19 +45,17 @@ class ResNet18(Backbone):
 
 
 class SEWBlock(BasicBlock):
-    """act(norm conv act(norm conv x)) + x, or + act(norm conv1x1 x) where the shape changes."""
+    """act(norm conv act(norm conv x)) + x, or + act(norm conv1x1 x) if the shape changes."""
 
     def trace(self, x: Tensor) -> tuple[Tensor, Tensor]:
         act = self.act
-        # Sums of spikes go in, not zeros and ones: no event-driven convolution here.
+        # The input is a sum of spikes, not binary, so the sparse convolution does not apply.
         hidden = act.after(self.norm1, self.conv1(x))
         out = act.after(self.norm2, act.convolve(self.conv2, hidden))
         return hidden, out + (act.between(self.shortcut(x)) if len(self.shortcut) else x)
 
 
-@register_family(
-    "resnet18-sew", "SEW-ResNet-18 (ADD), the same tensors: blocks add spikes, whole numbers between stages"
-)
+@register_family("resnet18-sew", "SEW-ResNet-18 (ADD), same tensors: blocks add spikes; integers between stages")
 class SEWResNet18(ResNet18):
     block = SEWBlock
 
@@ -76,7 +75,7 @@ class MSBlock(BasicBlock):
         return hidden, out
 
 
-@register_family("resnet18-ms", "MS-ResNet-18, the same tensors: blocks add membranes, real numbers between stages")
+@register_family("resnet18-ms", "MS-ResNet-18, same tensors: blocks add membranes; real numbers between stages")
 class MSResNet18(ResNet18):
     block = MSBlock
 

@@ -1,4 +1,4 @@
-"""An SNN client that trains as its ANN twin: the same tensors, with ReLU in the place of spikes."""
+"""Trains an SNN client as its ANN twin: the same tensors, with ReLU instead of spiking neurons."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,8 @@ from asfedbridge.models.neuron import Continuous, Spiking
 
 @contextmanager
 def as_twin(client: Client) -> Iterator[None]:
-    """Inside, the client is an ANN client with one time step. Weights, statistics and momentum carry over."""
+    """Inside the ``with`` block, the client is an ANN client with one time step. It keeps its weights, BatchNorm
+    statistics and momentum, before and after."""
     info, places = client.info, _spiking(client.backbone)
     twin = Continuous()
     for module, name, _ in places:
@@ -27,6 +28,6 @@ def as_twin(client: Client) -> Iterator[None]:
 
 
 def _spiking(network: nn.Module) -> list[tuple[nn.Module, str, Spiking]]:
-    """Every place that holds a spiking activation: module, name of its attribute, activation."""
+    """All spiking activations as (parent module, attribute name, activation)."""
     found = ((module, name, child) for module in network.modules() for name, child in module.named_children())
     return [(module, name, child) for module, name, child in found if isinstance(child, Spiking)]

@@ -1,12 +1,12 @@
 """VGG-9 and VGG-11 for small images (Simonyan & Zisserman, ICLR 2015), with batch norm after every convolution.
 
-AS-FedBridge names both and gives no channels. Chosen: for VGG-11 the eight convolutions of the paper's configuration A;
-for VGG-9 the seven of spiking-network papers (64-64, 128-128, 256-256-256), which with projector and classifier make
-nine. The dense layers of 4096 are left out: pooling over the whole map, the shared projector and the classifier stand
-there, as in all our families. The first convolution is the stem; a stage begins with the pooling that the paper
-ends the stage before with, and the last pooling is that over the whole map.
-Pooling is by maximum, as in the paper: the maximum of spikes is a spike, and convolutions go on seeing zeros and ones.
-A map of odd size keeps its edge, and one pixel stays one pixel, so that any image size goes in.
+The AS-FedBridge paper names both without channel counts. Here VGG-11 has the eight convolutions of Simonyan &
+Zisserman's configuration A, and VGG-9 the seven of spiking-network papers (64-64, 128-128, 256-256-256), which make
+nine layers with projector and classifier. Global pooling, projector and classifier replace the dense layers of 4096
+units, as in all families. The first convolution is the stem. Max-pooling is the first layer of a stage instead of the
+last layer of the previous one, and global pooling replaces the last max-pool.
+The maximum of spikes is a spike, so the inputs of convolutions stay binary. Pooling rounds sizes up, so a map of odd
+size keeps its edge, one pixel stays one pixel, and every image size works.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class PlainBlock(nn.Module):
 
 class VGG(Backbone):
     first: ClassVar[int] = 64
-    plan: ClassVar[Sequence[Sequence[int]]]  # by resolution, what follows the stem
+    plan: ClassVar[Sequence[Sequence[int]]]  # channels of the convolutions after the stem, by resolution
 
     def __init__(
         self,

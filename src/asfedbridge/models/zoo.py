@@ -1,4 +1,4 @@
-"""Backbones and Bridges from a task and a client: checked, outlined and built."""
+"""Checks, outlines and builds backbones and Bridges for a task and a client."""
 
 import copy
 from collections.abc import Callable, Hashable
@@ -11,10 +11,10 @@ from torch import nn
 
 from asfedbridge.core import seeds
 from asfedbridge.core.client import Client
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, describe_error
 from asfedbridge.core.task import ClientInfo, Neuron, Output, Task
-from asfedbridge.kernels.dispatch import path_of
-from asfedbridge.models import mobilenet, vgg  # noqa: F401  families that nobody else imports
+from asfedbridge.kernels.dispatch import noticing_compilation, path_of
+from asfedbridge.models import mobilenet, vgg  # noqa: F401  imported to register their families
 from asfedbridge.models.backbone import Backbone
 from asfedbridge.models.bridge import Bridge
 from asfedbridge.models.lowbit import lower_bits
@@ -25,19 +25,20 @@ from asfedbridge.models.resnet import ResNet18
 
 
 def check_backbone(task: Task, info: ClientInfo) -> None:
-    """Refuse what cannot be built, in one line."""
+    """Raises ``BadInput`` if the backbone cannot be built."""
     if info.kind == "snn" and task.frames not in (1, info.T):
         raise BadInput(
-            f"fleet: {info.label} takes T={info.T} steps, but each example has {task.frames} frames (T={task.frames}); "
-            f"give all SNN clients of event data the run's own T"
+            f"fleet: {info.label} has T={info.T}, but each example has {task.frames} frames; "
+            f"on event data, leave T out of the fleet or use T={task.frames}"
         )
     if info.kind == "snn" and task.twin_rounds and task.frames > 1:
         raise BadInput(
-            f"twin_rounds={task.twin_rounds}: on event data {info.label} and its ANN twin have different stems; use 0"
+            f"twin_rounds={task.twin_rounds}: on event data {info.label} and its ANN twin have different stems; "
+            "use twin_rounds=0"
         )
     if not find_model(info.model).family:
         if info.kind == "snn" and task.twin_rounds:
-            raise BadInput(f"twin_rounds={task.twin_rounds}: {info.label} is not of a built-in family; use 0")
+            raise BadInput(f"twin_rounds={task.twin_rounds}: {info.label} is not of a model family; use twin_rounds=0")
         _check_output(task, info.shape)
         return
     outline = outline_backbone(replace(task, projector="linear"), info)
@@ -45,7 +46,7 @@ def check_backbone(task: Task, info: ClientInfo) -> None:
     channels = outline.pooled
     if task.projector == "identity" and channels != task.feature_dim:
         raise BadInput(
-            f"projector=identity: {info.label} ends in {channels} channels, feature_dim is {task.feature_dim}; "
+            f"projector=identity: {info.label} ends in {channels} channels, but feature_dim is {task.feature_dim}; "
             f"set feature_dim={channels} or projector=linear"
         )
     outline_backbone(task, info)
@@ -65,16 +66,16 @@ def make_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 
 def outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
-    """The backbone's names and shapes without memory. To look at only: clients of one shape share it."""
+    """The backbone on the meta device: names and shapes without memory. Do not modify it: it is cached."""
     return _outline_backbone(task, info.shape)
 
 
 def build_backbone(task: Task, info: ClientInfo) -> nn.Module:
-    """Initialised from the run's seed alone: clients of one shape and kind start equal, for every method.
+    """Builds a backbone whose initial values depend only on the run's seed: clients of one shape and kind start equal.
 
     ANN and SNN twins start equal too, unless ``task.start`` is "by-kind".
     """
-    return _FIRST.copy_of((task, info.shape), lambda: _first_backbone(task, info.shape))
+    return _CACHE.copy_of((task, info.shape), lambda: _make_initial_backbone(task, info.shape))
 
 
 def check_bridge(width: float) -> None:
@@ -83,30 +84,30 @@ def check_bridge(width: float) -> None:
 
 
 def outline_bridge(task: Task, width: float, norm: str) -> Bridge:
-    """Names and shapes without memory; to look at only."""
+    """The Bridge on the meta device: names and shapes without memory. Do not modify it: it is cached."""
     return _outline_bridge(task, width, norm)
 
 
 def build_bridge(task: Task, width: float, norm: str) -> Bridge:
-    return _FIRST.copy_of((task, width, norm), lambda: _first_bridge(task, width, norm))
+    return _CACHE.copy_of((task, width, norm), lambda: _make_initial_bridge(task, width, norm))
 
 
-# Each guard at the boundary asks for an outline, and among thousands of clients somebody new comes in every round: what
-# depends on the run and the shape alone is made once, and copied.
+# The payload guard needs an outline for every message, and a large fleet builds clients in every round. Outlines and
+# initial models depend only on the task and the client's shape, so both are cached.
 
 
-class Firsts:
-    """Models as they begin. The first to ask gets one of its own; who asks for the like of it, a copy of the next:
-    a process with a single client, as nodes have, copies nothing."""
+class ModelCache:
+    """An LRU cache of initial models. Builds on first request, caches on the second, then returns deep copies. A
+    process with a single client, such as a Flower node, therefore neither stores nor copies a model."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: dict[Hashable, nn.Module | None] = {}  # the last one asked for at the end
+    def __init__(self, max_models: int) -> None:
+        self._max_models = max_models
+        self._kept: dict[Hashable, nn.Module | None] = {}  # most recently used last
 
     def copy_of(self, key: Hashable, make: Callable[[], M]) -> M:
         if key not in self._kept:
             self._kept[key] = None
-            if len(self._kept) > self._most:
+            if len(self._kept) > self._max_models:
                 del self._kept[next(iter(self._kept))]
             return make()
         model = self._kept.pop(key)
@@ -117,12 +118,12 @@ class Firsts:
         self._kept.clear()
 
 
-_FIRST = Firsts(16)
+_CACHE = ModelCache(16)
 
 
 def forget_models() -> None:
-    """Empty the caches: a name may stand for another model now."""
-    _FIRST.clear()
+    """Clears the caches. Needed when a name is registered again for another model."""
+    _CACHE.clear()
     _outline_backbone.cache_clear()
     _check_output.cache_clear()
 
@@ -130,12 +131,12 @@ def forget_models() -> None:
 @lru_cache(maxsize=64)
 def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
     if not find_model(info.model).family:
-        return build_backbone(task, info).to("meta")  # who knows what its constructor computes
+        return build_backbone(task, info).to("meta")  # its constructor may compute with values
     with torch.device("meta"):
         return make_backbone(task, info)
 
 
-def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
+def _make_initial_backbone(task: Task, info: ClientInfo) -> nn.Module:
     seed = task.start_seed("backbone", info.kind)
     if not find_model(info.model).family:
         with torch.random.fork_rng(devices=[]):
@@ -146,29 +147,43 @@ def _first_backbone(task: Task, info: ClientInfo) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def _check_output(task: Task, info: ClientInfo) -> None:
-    """Try a model that is not ours on two images: shapes, and that it remembers nothing."""
+    """Builds a user's model and runs it on two images, twice. Checks the output's shape and values, and that the model
+    keeps no state between calls."""
     where = f"model '{info.model}'"
-    model = build_backbone(task, info)
+    try:
+        model = build_backbone(task, info)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"{where} cannot be built: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
-        raise BadInput(f"{where} makes a {type(model).__name__}; return a torch.nn.Module")
+        raise BadInput(f"{where} is a {type(model).__name__}; return a torch.nn.Module")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BadInput(f"{where} has no trainable parameter; set requires_grad=True for those to be trained")
     draws = seeds.generator(task.seed, "check")
     x = torch.randn(2, task.channels, task.image_size, task.image_size, generator=draws)
 
-    def answer() -> Output:
-        torch.manual_seed(0)  # of dropout
+    def run_model() -> Output:
+        torch.manual_seed(0)  # for dropout
         out: Output = model(x)
         return out
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        first, again = answer(), answer()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            first, again = run_model(), run_model()
+    except Exception as error:
+        images = "x".join(map(str, x.shape[1:]))
+        raise BadInput(f"{where} cannot take images of {images}: {describe_error(error)}") from error
     if not isinstance(first, Output):
         raise BadInput(f"{where} returns a {type(first).__name__}; return Output(logits_TBC, feature_TBD)")
     for name, size in (("logits_TBC", task.classes), ("feature_TBD", task.feature_dim)):
         shape = tuple(getattr(first, name).shape)
         if shape != (info.T, 2, size):
             raise BadInput(f"{where}: {name} of 2 images has shape {shape}; return {(info.T, 2, size)} for {info.kind}")
+        if not getattr(first, name).isfinite().all():
+            raise BadInput(f"{where}: {name} of 2 images is not finite; check its initial weights and its divisions")
     if not torch.allclose(first.logits_TBC, again.logits_TBC):
-        raise BadInput(f"{where} answers the same images differently the second time; reset its state in forward")
+        raise BadInput(f"{where} returns other logits for the same images on a second call; reset its state in forward")
 
 
 @lru_cache(maxsize=64)
@@ -177,21 +192,29 @@ def _outline_bridge(task: Task, width: float, norm: str) -> Bridge:
         return Bridge(task, width, norm)
 
 
-def _first_bridge(task: Task, width: float, norm: str) -> Bridge:
+def _make_initial_bridge(task: Task, width: float, norm: str) -> Bridge:
     return build(lambda: Bridge(task, width, norm), seeds.generator(task.seed, "bridge"))
 
 
 def bridge_of(client: Client, name: str = "bridge") -> Bridge:
-    """A client's Bridge, or what another method calls its small shared network."""
+    """A client's Bridge, or under another ``name`` the shared network of another method."""
     bridge = client.modules[name]
     assert isinstance(bridge, Bridge)
     return bridge
 
 
-def compile_kernels() -> None:
-    """Have the machine code of spiking layers ready: seconds on first use, then it comes from a cache."""
+def compile_kernels(on_compile: Callable[[], None] = lambda: None) -> None:
+    """Compiles the numba kernels of spiking layers, or loads them from the disk cache.
+
+    ``on_compile`` is called once if something is compiled, which takes seconds.
+    """
     if path_of(torch.empty(0)) != "numba":
         return
+    with noticing_compilation(on_compile):
+        _use_kernels()
+
+
+def _use_kernels() -> None:
     model = build(lambda: ResNet18(Spiking(2, Neuron()), 3, 2, width=0.25), torch.Generator())
     x = torch.zeros(2, 3, 8, 8)
     model(x).logits.sum().backward()

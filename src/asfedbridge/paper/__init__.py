@@ -1,1 +1,1 @@
-"""The paper: its experiments as grids of runs, the values it reports, and how they are reproduced."""
+"""The paper's experiments as grids of runs, its reported values, and their reproduction."""

@@ -1,20 +1,13 @@
-"""Every table and figure of the paper as a grid of runs, at three scales.
+"""All tables and figures of the paper as grids of runs, at three scales."""
 
-An experiment gives cells; a cell is one number of the table (or one bar, one curve): a row, a column, the run that
-makes it, and what the paper reports there.
-"""
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, get_args
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
-
-from asfedbridge.core import METHODS, BadInput, Point, nearest
-from asfedbridge.data import SOURCES
+from asfedbridge.core import BadInput, Point, nearest
 from asfedbridge.paper import tables
-from asfedbridge.runs import Spec, apply_overrides, at_scale, method_fields, parse_fleet
+from asfedbridge.paper.grid import Bench, Cell, CostColumns, Experiment
 
-Scale = Literal["paper", "cpu", "smoke"]
-CostColumns = Literal["computation", "communication"]  # of one example: a forward pass; payloads and a training round
 CIFAR = ("cifar10", "cifar100")
 ALL_DATA = (*CIFAR, "tiny-imagenet", "cifar10-dvs")
 MAIN = (
@@ -35,82 +28,6 @@ MAIN = (
 FEDERATED = MAIN[1:]
 HETEROGENEOUS = ("standalone", "sfedhifi", "fedfree", "fedproto", "fedtgp", "fml", "mh-pflid", "as-fedbridge")
 COMPARED = ("standalone", "fedproto", "fml", "as-fedbridge")
-PAPER_CLIENT = 9  # whose firing rates the paper shows: the last SNN client of 5+5
-
-
-@dataclass(frozen=True)
-class Cell:
-    row: str
-    column: str
-    spec: Spec
-    reported: Mapping[str, float] = field(default_factory=dict)  # by kind and "all", in percent
-    costs: Sequence[float] = ()  # what the paper reports, as columns of the experiment's cost table
-    point: Point | None = None  # where clients are evaluated; None: where the method is judged
-
-
-@dataclass(frozen=True)
-class Bench:
-    """How an experiment is run: the scale, the source for each of the paper's data sets, and settings of the user.
-
-    ``settings`` (dotted keys) override the experiment's own changes. A field of a method applies to the methods that
-    have it. ``methods`` and ``data`` are the user's own, as further rows and columns.
-    """
-
-    scale: Scale = "paper"
-    sources: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    methods: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for key, option in RESERVED.items():
-            if key in self.settings:
-                raise BadInput(f"--set {key}={self.settings[key]}: the experiment sets it; use {option}")
-
-    def spec(self, method: str, data: str, **changes: Any) -> Spec:
-        """The scale's recipe on a data set of the paper, with changes; ``method__x`` is the method's field x."""
-        spec = at_scale(self.scale, method, data)
-        spec = replace(spec, data=self.sources.get(data, data if data in self.data else spec.data))
-        spec = apply_overrides(spec, {key.replace("__", "."): value for key, value in changes.items()})
-        own = {key: value for key, value in self.settings.items() if reaches(key, spec)}
-        try:
-            return apply_overrides(spec, own)
-        except BadInput as error:
-            raise BadInput(f"--set, for {method} on {data}: {error}") from None
-
-
-RESERVED = {"seed": "--seeds", "data": "--data", "method": "--only", "method.name": "--only"}
-
-
-def reaches(key: str, spec: Spec) -> bool:
-    """Whether a setting applies to this specification: all do, but for fields that its method does not have."""
-    head, _, name = key.partition(".")
-    return head != "method" or name in method_fields(type(spec.method))
-
-
-def check_settings(bench: Bench, cells: Sequence[Cell]) -> list[str]:
-    """One line for each setting that some of the cells do not take; BadInput if none takes it."""
-    lines = []
-    for key, value in bench.settings.items():
-        taken = list(dict.fromkeys(c.row for c in cells if reaches(key, c.spec)))
-        left = list(dict.fromkeys(c.row for c in cells if not reaches(key, c.spec)))
-        if not taken:
-            fields = {f"method.{name}" for c in cells for name in method_fields(type(c.spec.method))}
-            raise BadInput(f"--set {key}={value}: not a field of {', '.join(left)}{nearest(key, fields)}")
-        if left:
-            lines.append(f"--set {key}={value} applies to {', '.join(taken)}; not to {', '.join(left)}")
-    return lines
-
-
-@dataclass(frozen=True)
-class Experiment:
-    name: str
-    title: str
-    claim: str  # of the paper, in our words
-    cells: Callable[[Bench], list[Cell]]
-    analysis: str = ""  # what the table shows beside accuracy: a measure of `analyze`, or "diagnostics" by round
-    costs: CostColumns | None = None  # what of `costs` it shows, measured on the runs
-    rows: tuple[str, ...] = ()  # the default rows; empty: all
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -126,9 +43,9 @@ def _experiment(
 ) -> Callable[[Any], Any]:
     def enter(cells: Callable[[Bench], list[Cell]]) -> Callable[[Bench], list[Cell]]:
         def at_scale_of(bench: Bench) -> list[Cell]:
-            # Smoke runs are not on the paper's data: its values beside theirs would mislead.
+            # Smoke runs do not use the paper's data, so its values are not shown.
             made = cells(bench)
-            return [replace(cell, reported={}) for cell in made] if bench.scale == "smoke" else made
+            return [replace(cell, reported={}, costs=()) for cell in made] if bench.scale == "smoke" else made
 
         EXPERIMENTS[name] = Experiment(name, title, claim, at_scale_of, analysis, costs, rows)
         return cells
@@ -148,7 +65,7 @@ def _methods(
     own: Mapping[str, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> list[Cell]:
-    """Every method on every data set, with the user's own; ``own`` are changes for one method alone."""
+    """All methods, including those of the user, on all data sets; ``own`` has changes for single methods."""
     cells = []
     for name in data:
         for method in dict.fromkeys((*methods, *bench.methods)):
@@ -157,9 +74,8 @@ def _methods(
     return cells
 
 
-UNEQUAL: dict[str, Any] = {
-    "method__mismatch": "prefix"
-}  # FedFree between layers of unequal shapes, as the paper reports it
+# FedFree with layers of different shapes, for which the paper reports values.
+FEDFREE_PREFIX: dict[str, Any] = {"method__mismatch": "prefix"}
 
 
 @_experiment(
@@ -169,9 +85,9 @@ UNEQUAL: dict[str, Any] = {
 )
 def _main(bench: Bench) -> list[Cell]:
     images, frames = ALL_DATA[:-1], ALL_DATA[-1:]
-    # On event frames the stems of ANN and SNN clients differ.
+    # On event frames, stems of ANN and SNN clients differ in shape.
     still = _methods(bench, MAIN, (*images, *bench.data), tables.MAIN)
-    return still + _methods(bench, MAIN, frames, tables.MAIN, {"fedfree": UNEQUAL})
+    return still + _methods(bench, MAIN, frames, tables.MAIN, {"fedfree": FEDFREE_PREFIX})
 
 
 @_experiment(
@@ -240,9 +156,9 @@ def _beyond(bench: Bench) -> list[Cell]:
 
 @_experiment("scale", "Backbones of different widths", "AS-FedBridge leads when widths differ.")
 def _scale(bench: Bench) -> list[Cell]:
-    # At small scale the narrowest must have channels left, and SFedHIFI's banks must fit into it.
+    # At small scale the narrowest model must still have channels, and SFedHIFI's banks must divide them.
     fleet = "scale" if bench.scale == "paper" else "scale@0.25"
-    own: dict[str, Mapping[str, Any]] = {"fedfree": UNEQUAL}
+    own: dict[str, Mapping[str, Any]] = {"fedfree": FEDFREE_PREFIX}
     if bench.scale != "paper":
         own["sfedhifi"] = {"method__bank_inputs": 0.0625}
     return _methods(bench, HETEROGENEOUS, (*CIFAR, *bench.data), tables.SCALE, own, fleet=fleet)
@@ -252,7 +168,7 @@ def _scale(bench: Bench) -> list[Cell]:
 def _architecture(bench: Bench) -> list[Cell]:
     methods = [m for m in HETEROGENEOUS if m != "sfedhifi"]
     data = (*CIFAR, *bench.data)
-    return _methods(bench, methods, data, tables.ARCHITECTURE, {"fedfree": UNEQUAL}, fleet="architecture")
+    return _methods(bench, methods, data, tables.ARCHITECTURE, {"fedfree": FEDFREE_PREFIX}, fleet="architecture")
 
 
 @_experiment(
@@ -270,7 +186,7 @@ def _composition(bench: Bench) -> list[Cell]:
 
 
 def _controls(bench: Bench, kinds: Iterable[str]) -> list[Cell]:
-    """Ten clients of a kind under FedAvg, and five of them beside five ANN clients under the Bridge."""
+    """Ten clients of one kind with FedAvg, and five of them with five ANN clients under AS-FedBridge."""
     cells = []
     for kind in kinds:
         name, _, steps = kind.replace(":b=", "").partition(":T=")
@@ -349,7 +265,7 @@ def _bridge_width(bench: Bench) -> list[Cell]:
 def _motivation(bench: Bench) -> list[Cell]:
     fleets = {"mixed": "5+5", "ANN only": "ann", "SNN only": "snn"}
     every = max(1, bench.spec("fedavg", "cifar10").rounds // 10)
-    # Every round is evaluated: the aggregate of a diagnosed round is received in the next one.
+    # Evaluate every round, because the aggregate of a diagnosed round is received in the next one.
     return [
         Cell(name, data, bench.spec("fedavg", data, fleet=fleet, diagnose_every=every, evaluate_every=1))
         for data in CIFAR
@@ -386,7 +302,7 @@ def _rates(bench: Bench) -> list[Cell]:
     costs="communication",
 )
 def _communication(bench: Bench) -> list[Cell]:
-    """Runs of ``main``, whose spikes are counted."""
+    """The runs of ``main``, with measured spikes."""
     cells = _methods(bench, tables.COMMUNICATION, ["cifar100", *bench.data], tables.MAIN)
     return [replace(cell, costs=tables.COMMUNICATION.get(cell.row, ())) for cell in cells]
 
@@ -403,47 +319,3 @@ def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise BadInput(f"experiment '{name}' is not known{nearest(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]
-
-
-def choose_client(experiment: Experiment, cells: Sequence[Cell], client: int | None) -> int | None:
-    """The SNN client whose firing rates are shown beside the mean; None for an experiment that shows no rates."""
-    if experiment.analysis != "rates":
-        if client is not None:
-            raise BadInput(f"--client {client}: {experiment.name} shows no single client; only rates does")
-        return None
-    fleets = [{c.id for c in parse_fleet(cell.spec.fleet, cell.spec.T) if c.kind == "snn"} for cell in cells]
-    known = sorted(set.intersection(*fleets)) if fleets else []
-    if client is None:
-        return PAPER_CLIENT if PAPER_CLIENT in known else max(known, default=None)
-    if client not in known:
-        raise BadInput(f"--client {client}: not an SNN client of this experiment; use one of {known}")
-    return client
-
-
-def add_own(bench: Bench, experiment: Experiment, names: Sequence[str]) -> Bench:
-    """``bench`` with those of ``names`` that the experiment does not have: methods as rows, data sets as columns.
-
-    Names that are neither stay out; ``select`` refuses them.
-    """
-    cells = experiment.cells(bench)
-    known = {c.row for c in cells} | {c.column for c in cells}
-    own = [name for name in dict.fromkeys(names) if name not in known]
-    methods = tuple(name for name in own if name in METHODS)
-    return replace(bench, methods=methods, data=tuple(n for n in own if n not in methods and _is_source(n)))
-
-
-def _is_source(name: str) -> bool:
-    kind, colon, _ = name.partition(":")
-    return (f"{kind}:PATH" if colon else name) in SOURCES
-
-
-def select(cells: Sequence[Cell], rows: Sequence[str] | None, columns: Sequence[str] | None) -> list[Cell]:
-    """Those in the named rows and columns; all without names."""
-    for option, names, known in (
-        ("--only", rows, {c.row for c in cells}),
-        ("--columns", columns, {c.column for c in cells}),
-    ):
-        for name in names or ():
-            if name not in known:
-                raise BadInput(f"{option} {name}: not in this experiment{nearest(name, sorted(known))}")
-    return [c for c in cells if (not rows or c.row in rows) and (not columns or c.column in columns)]

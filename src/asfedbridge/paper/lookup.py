@@ -1,14 +1,15 @@
-"""Which cell of the paper's tables a run is."""
+"""Finds the cell of the paper's tables that a run corresponds to."""
 
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
 from typing import NamedTuple
 
-from asfedbridge.paper.experiments import ALL_DATA, EXPERIMENTS, Bench, Cell, Scale
+from asfedbridge.paper.experiments import ALL_DATA, EXPERIMENTS
+from asfedbridge.paper.grid import Bench, Cell, Scale
 from asfedbridge.runs import Spec
 
-SCALES: tuple[Scale, ...] = ("paper", "cpu")  # smoke trains on digits, which the paper does not know
+SCALES: tuple[Scale, ...] = ("paper", "cpu")  # smoke uses digits, which is not in the paper
 
 
 class Place(NamedTuple):
@@ -18,9 +19,9 @@ class Place(NamedTuple):
 
 
 def find_cell(spec: Spec) -> Place | None:
-    """The first cell with a reported value whose run this is, but for its seed and for where its data come from.
+    """The first cell with a reported value whose specification equals this one except for the seed and the data source.
 
-    A source of one's own counts when it is called as the paper's data set is: npz:some/way/cifar10.npz.
+    A file counts as a data set of the paper if it has its name: npz:some/way/cifar10.npz.
     """
     name = _data_name(spec.data)
     return _places().get((name, _identity(spec))) if name else None

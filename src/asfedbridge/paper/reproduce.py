@@ -1,7 +1,7 @@
-"""Plays the cells of an experiment: each a run of its own in a process of its own, several at once, resumable.
+"""Runs the cells of an experiment, each in its own process, several at once. Interrupted runs are resumed.
 
-A cell's folder is named by its method and the digest of its specification, so that whatever was played stays valid:
-the same cell of another experiment, or of the same command started again, is not played twice.
+The folder of a run is named by its method and the digest of its specification, so a finished run is reused by other
+experiments and when the command is started again.
 """
 
 import os
@@ -15,9 +15,18 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core import FILES, BadInput, Diverged, Point, load_all
-from asfedbridge.engines import count_cores, deaf_to_ctrl_c, end_with_parent, worker_context
-from asfedbridge.paper.experiments import Cell
+from asfedbridge.core import (
+    FILES,
+    BadInput,
+    Diverged,
+    Point,
+    block_terminal_signals,
+    count_cores,
+    end_with_parent,
+    load_all,
+)
+from asfedbridge.engines import worker_context
+from asfedbridge.paper.grid import Cell
 from asfedbridge.runs import (
     Analysis,
     Measure,
@@ -30,6 +39,7 @@ from asfedbridge.runs import (
     execute,
     file_name,
     from_table,
+    make_callback,
     quickstart,
     read_analysis,
     read_costs,
@@ -42,13 +52,13 @@ from asfedbridge.runs import (
 
 CELLS = "cells"
 INTERRUPTED = 130
-PATIENCE = 30.0  # seconds a run has to write its checkpoint when it is interrupted
+STOP_TIMEOUT = 30.0  # seconds for an interrupted run to write its checkpoint
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one cell: a specification with its seed."""
+    """One run of one cell: a specification with a seed."""
 
     spec: Spec
     folder: Path
@@ -59,7 +69,7 @@ class Job:
 
     @staticmethod
     def log_of(folder: Path) -> Path:
-        return folder.with_suffix(".log")
+        return folder.with_name(f"{folder.name}.log")
 
     @property
     def label(self) -> str:
@@ -75,34 +85,39 @@ def job_of(cell: Cell, seed: int, out: Path) -> Job:
 
 
 def plan(cells: Iterable[Cell], seeds: Sequence[int], out: Path) -> list[Job]:
-    """Every distinct run, all cells of the first seed before any of the second: a table is useful early."""
+    """All distinct runs, ordered by seed, so that a complete table of the first seed is available early."""
     jobs = {job.folder: job for seed in seeds for cell in cells for job in [job_of(cell, seed, out)]}
     return list(jobs.values())
 
 
 def choose_width(jobs: Sequence[Job], cuda: bool) -> int:
-    """How many runs at once: one on a GPU or where a run takes all cores, else as many as cores."""
+    """The number of parallel runs: one on a GPU or if a run uses all cores, else cores / threads."""
     threads = max((job.spec.threads for job in jobs), default=0)
     return 1 if cuda or threads == 0 else max(1, count_cores() // threads)
 
 
-def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path, str]:
-    """Play what is not finished; why a run failed, by its folder. A failure does not stop the others."""
+def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell, callbacks: Sequence[str] = ()) -> dict[Path, str]:
+    """Run all unfinished jobs; return the reason of each failure by folder. A failure does not stop the others.
+
+    ``callbacks`` are those of every run, as the command line names them.
+    """
     waiting = deque(job for job in jobs if job.summary() is None)
     done = len(jobs) - len(waiting)
     if done:
-        tell(f"{done} of {len(jobs)} runs are there already")
+        tell(f"{done} of {len(jobs)} runs are already finished")
     context = worker_context(__name__)
     running: dict[int, tuple[Job, Any, float]] = {}  # by sentinel
     failures: dict[Path, str] = {}
-    begin, finished = time.monotonic(), 0
+    finished, busy = 0, 0.0  # runs of this process, and the sum of their seconds
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.popleft()
                 job.folder.parent.mkdir(parents=True, exist_ok=True)
-                process = context.Process(target=_play_one, args=(to_table(job.spec), job.folder, root, list(FILES)))
-                with deaf_to_ctrl_c():
+                process = context.Process(
+                    target=_play_one, args=(to_table(job.spec), job.folder, root, list(FILES), callbacks)
+                )
+                with block_terminal_signals():
                     process.start()
                 running[process.sentinel] = (job, process, time.monotonic())
             for sentinel in wait(list(running)):
@@ -110,8 +125,11 @@ def play(jobs: Sequence[Job], root: Path, at_once: int, tell: Tell) -> dict[Path
                 process.join()
                 finished += 1
                 outcome = _outcome(job, process.exitcode, failures)
-                minutes = (time.monotonic() - since) / 60
-                left = (time.monotonic() - begin) / finished * (len(waiting) + len(running)) / 60
+                seconds = time.monotonic() - since
+                busy += seconds
+                begun = sum(time.monotonic() - start for _, _, start in running.values())
+                work = busy / finished * (len(waiting) + len(running)) - begun
+                minutes, left = seconds / 60, max(0.0, work) / at_once / 60
                 place = f"[{done + finished}/{len(jobs)}] {job.label}"
                 tell(f"{place}: {outcome}, {minutes:.1f} min; about {left:.0f} min left")
     finally:
@@ -133,22 +151,22 @@ def _last_line(log: Path) -> str:
 
 
 def _stop(processes: Sequence[Any]) -> None:
-    """Interrupt them, let them write what they have, and see that they are gone."""
+    """Terminate the processes, wait for their checkpoints, and kill those that do not end."""
     for process in processes:
         process.terminate()
     for process in processes:
-        process.join(PATIENCE)
+        process.join(STOP_TIMEOUT)
         if process.is_alive():
             process.kill()
             process.join()
 
 
-def _play_one(table: Table, folder: Path, root: Path, plugins: Sequence[str]) -> None:
-    """In a process of its own, whose words go to the log; the last of them is the reason if it fails.
+def _play_one(table: Table, folder: Path, root: Path, plugins: Sequence[str], callbacks: Sequence[str]) -> None:
+    """The body of a run's process. Output goes to the log; after a failure its last line is the reason.
 
-    The specification crosses as plain values: its method may be of a class that a plugin defines.
+    The specification is passed as plain values, because a plugin may define the class of its method.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; to stop them is the parent's part
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent stops them
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(INTERRUPTED))
     end_with_parent()
     with Job.log_of(folder).open("wb") as log:
@@ -156,14 +174,15 @@ def _play_one(table: Table, folder: Path, root: Path, plugins: Sequence[str]) ->
             os.dup2(log.fileno(), stream.fileno())
     try:
         load_all(plugins)
-        execute(from_table(table, quickstart()), folder, root, resume=True)
+        watching = [make_callback(text) for text in callbacks]
+        execute(from_table(table, quickstart()), folder, root, watching, resume=True)
     except (BadInput, Diverged) as error:
         print(error, file=sys.stderr)
         sys.exit(1)
 
 
 def state_of(job: Job) -> str:
-    """For a list of cells: finished, begun or to do."""
+    """The state shown in lists of cells: finished, its current round, or to do."""
     if job.summary() is not None:
         return "finished"
     records = read_rounds(job.folder)
@@ -171,31 +190,31 @@ def state_of(job: Job) -> str:
 
 
 def read_courses(jobs: Sequence[Job]) -> dict[Path, list[RoundAnalysis]]:
-    """The diagnosed rounds of every finished run, by folder."""
+    """The diagnosed rounds of all finished runs, by folder."""
     return {job.folder: read_course(job.folder) for job in jobs if job.summary() is not None}
 
 
 def measure(jobs: Sequence[Job], root: Path, tell: Tell, point: Point | None = None) -> dict[Path, Analysis]:
-    """The analysis at ``point`` of every finished run, by folder: made once for all of them together.
+    """The analysis at ``point`` of all finished runs, by folder.
 
-    Methods are comparable in MMD only with one bandwidth, so runs are measured anew when their company has changed.
+    MMD is comparable only with a common bandwidth, so all runs are analysed again when the set of runs has changed.
     """
     names = {job.folder: file_name(job.spec, point) for job in jobs if job.summary() is not None}
     folders = list(names)
     known = {folder: found for folder, name in names.items() if (found := _known_analysis(folder, name)) is not None}
-    companies: dict[str, list[Measure]] = {}
+    groups: dict[str, list[Measure]] = {}  # runs on the same data share a bandwidth
     for run in known.values():
-        companies.setdefault(run.data_fingerprint, []).append(run.measures["mmd"])
-    settled = all(
-        len({mmd.bandwidth for mmd in runs}) == 1 and runs[0].bandwidth_runs == len(runs) for runs in companies.values()
+        groups.setdefault(run.data_fingerprint, []).append(run.measures["mmd"])
+    consistent = all(
+        len({mmd.bandwidth for mmd in runs}) == 1 and runs[0].bandwidth_runs == len(runs) for runs in groups.values()
     )
-    if len(known) < len(folders) or not settled:
+    if len(known) < len(folders) or not consistent:
         known = dict(zip(folders, analyse(folders, root, tell, point).runs, strict=True))
     return known
 
 
 def _known_analysis(folder: Path, name: str) -> Analysis | None:
-    """None where the run is measured anew: there is no file, or it is damaged."""
+    """The stored analysis; None if the file is missing or damaged."""
     try:
         return read_analysis(folder, name)
     except BadInput:
@@ -203,7 +222,7 @@ def _known_analysis(folder: Path, name: str) -> Analysis | None:
 
 
 def measure_costs(jobs: Sequence[Job], root: Path, tell: Tell) -> dict[Path, RunCosts | str]:
-    """What every finished run costs, by folder; of a run that cannot be measured, the reason."""
+    """The costs of all finished runs, by folder, or the reason why a run cannot be measured."""
     found: dict[Path, RunCosts | str] = {}
     for job in jobs:
         if job.summary() is None:

@@ -1,7 +1,7 @@
-"""What the paper reports, table by table, in percent: (ANN, SNN, mean), or the mean alone.
+"""The values that the paper reports, by table, in percent: (ANN, SNN, mean) or only the mean.
 
-Its means are not always the mean of the two columns (CIFAR10-DVS weighs some rows 3:7; FedFree on Tiny-ImageNet is a
-misprint): they stand here as printed.
+Means are as printed. Some are not the mean of the two columns: CIFAR10-DVS weighs some rows 3:7, and FedFree on
+Tiny-ImageNet is a misprint.
 """
 
 Reported = tuple[float, float, float]
@@ -184,7 +184,7 @@ BRIDGE_WIDTH: dict[float, Reported] = {
     1.0: (72.21, 71.08, 71.64),
 }
 
-# Mean accuracy by what the clients are: ten alike under FedAvg, or five ANN and five others under the Bridge.
+# Mean accuracy by kind: ten equal clients with FedAvg, or five ANN clients and five others with AS-FedBridge.
 ALIKE: dict[str, float] = {
     "bnn": 41.25,
     "qnn:b=2": 53.35,
@@ -206,8 +206,8 @@ MIXED: dict[str, float] = {
     "ann": 72.67,
 }
 
-# Costs on CIFAR-100: one-way payload in MB; training of one example in a round, GFLOPs of an ANN client, GSOPs and
-# dense GFLOPs of an SNN client.
+# Costs on CIFAR-100: one-way payload in MB; training per example and round: GFLOPs of an ANN client, GSOPs and dense
+# GFLOPs of an SNN client.
 COMMUNICATION: dict[str, tuple[float, float, float, float]] = {
     "fedavg": (43.20, 16.67, 3.09, 0.0),
     "fedprox": (43.20, 16.67, 5.77, 0.0),
@@ -219,7 +219,7 @@ COMMUNICATION: dict[str, tuple[float, float, float, float]] = {
     "as-fedbridge": (3.93, 18.57, 3.21, 0.79),
 }
 
-# One example forward, mean over clients: MFLOPs, MBitOPs, MSOPs.
+# Forward pass of one example, mean over clients: MFLOPs, MBitOPs, MSOPs.
 COMPUTATION: dict[str, tuple[float, float, float]] = {
     "bnn": (3.85, 553.65, 0.0),
     "qnn:b=2": (3.85, 2214.60, 0.0),

@@ -1,1 +1,1 @@
-"""What people look at: progress and tables."""
+"""Progress lines, tables, figures and the HTML page."""

@@ -1,8 +1,9 @@
-"""Analyses of runs as tables: one row a run, one a snapshot, and the correlations over runs."""
+"""Text tables of analyses: one row per run, one per snapshot, and correlations over runs."""
 
 from collections.abc import Mapping, Sequence
 
 from asfedbridge.analysis import CROSS
+from asfedbridge.core import printable
 from asfedbridge.report.tables import Rows, decimals, render_text
 from asfedbridge.runs import Analyses, Analysis, DataCorrelation, Measure, RoundAnalysis
 
@@ -10,24 +11,26 @@ HEADS = {"cka": "CKA", "mmd": "MMD^2", "gradients": "cos"}
 
 
 def render_analyses(found: Analyses) -> str:
-    """All that is worth reading at once; the rest is in the files."""
+    """Block means and correlations; matrices and firing rates are in the analysis files."""
     parts = [
         render_text(_rows(["method", "seed", "point", "all"], [(_name_run(run), run.measures) for run in found.runs]))
     ]
     for run in found.runs:
         if run.by_round:
             rows = _rows(["round", "trained", "received"], [(_name_snapshot(e), e.measures) for e in run.by_round])
-            parts.append(f"{run.folder}, by round\n{render_text(rows)}")
+            parts.append(f"{printable(run.folder)}, by round\n{render_text(rows)}")
         if not run.reproduced:
-            parts.append(f"{run.folder}: accuracies differ from the summary's; other machine, torch or threads?")
+            parts.append(
+                f"{printable(run.folder)}: accuracies differ from the summary; another machine, torch or threads?"
+            )
     for table in found.correlation:
         if rows := _correlation_rows(table):
-            parts.append(f"correlation with accuracy on {table.data}\n{render_text(rows)}")
+            parts.append(f"correlation with accuracy on {printable(table.data)}\n{render_text(rows)}")
     return "\n\n".join(parts)
 
 
 def _rows(names: Sequence[str], entries: Sequence[tuple[list[str], Mapping[str, Measure]]]) -> Rows:
-    """A row for each entry: its cells under ``names``, then its block means."""
+    """One row per entry: its cells under ``names``, then its block means."""
     columns = {(m, b): None for m in HEADS for _, measures in entries for b in measures[m].blocks}
     order = sorted(columns, key=lambda c: (list(HEADS).index(c[0]), c[1] == CROSS, c[1]))
     rows = [[*names, *(f"{HEADS[measure]} {block}" for measure, block in order)]]

@@ -1,4 +1,4 @@
-"""What `asfedbridge analyze` and the diagnostics of a run measured, as figures of the page."""
+"""Figures of the page from `asfedbridge analyze` and from the diagnostics of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from asfedbridge.report.pictures import heat_map, rate_bars
 from asfedbridge.runs import Analysis, ClientRates, Measure, RoundAnalysis
 
 MEASURES = {
-    "cka": ("Linear CKA of features: 1 is alike", "seq"),
-    "mmd": ("MMD² of features: 0 is alike", "seq"),
+    "cka": ("Linear CKA of features: 1 is most similar", "seq"),
+    "mmd": ("MMD² of features: 0 is most similar", "seq"),
     "gradients": ("Cosine of gradients", "div"),
 }
 
@@ -28,18 +28,18 @@ def analyses(found: Analysis | None) -> list[Markup | None]:
         high = max([v for row in matrix for v in row if v is not None], default=1.0) if measure == "mmd" else 1.0
         low = -1.0 if ramp == "div" else 0.0
         means = [f"{group_name(b)} {mean:.3f}" for b, mean in _means(found.measures[measure])]
-        picture = heat_map(matrix, names, low, high, ramp, caption)
+        picture = heat_map(matrix, names, names, low, high, ramp, caption)
         parts.append(figure(caption, picture, tag("p", "means: ", ", ".join(means) or "none", class_="quiet")))
     parts.append(rates(found.rates))
     return parts
 
 
-def courses(course: Sequence[RoundAnalysis], most: int) -> list[Markup | None]:
-    """Each measure over rounds; curves have at most so many points."""
+def courses(course: Sequence[RoundAnalysis], max_points: int) -> list[Markup | None]:
+    """Each measure over rounds."""
     parts: list[Markup | None] = []
     for measure, (caption, _) in MEASURES.items():
         lines = [
-            Line(group_name(b), thin(points, most), GROUPS.get(b, cycle(5)))
+            Line(group_name(b), thin(points, max_points), GROUPS.get(b, cycle(5)))
             for b, points in blocks_by_round(course, measure).items()
         ]
         picture = line_chart(lines, "rounds", f"{caption} by round")
@@ -58,7 +58,7 @@ def blocks_by_round(course: Sequence[RoundAnalysis], measure: str) -> dict[str, 
 
 @dataclass(frozen=True)
 class Rates:
-    """Mean shares over the SNN clients that have as many time steps as the first."""
+    """Mean shares over the SNN clients with the same number of time steps as the first one."""
 
     steps: int
     clients: int
@@ -67,32 +67,32 @@ class Rates:
 
 
 def mean_rates(entries: Sequence[ClientRates]) -> Rates | None:
-    alike = [e for e in entries if e.T == entries[0].T]
-    if not alike:
+    same_steps = [e for e in entries if e.T == entries[0].T]
+    if not same_steps:
         return None
     places: dict[str, dict[str, list[float]]] = {}
-    for who in ("snn", "bridge"):
-        for place in alike[0].shares.get(who, {}):
-            having = [found[place] for e in alike if place in (found := e.shares.get(who, {}))]
-            places.setdefault(place, {})[who] = [sum(c) / len(c) for c in zip(*having, strict=True)]
-    levels = ["other" if v is None else f"{v:g}" for v in alike[0].levels]
+    for network in ("snn", "bridge"):
+        for place in same_steps[0].shares.get(network, {}):
+            shares = [found[place] for e in same_steps if place in (found := e.shares.get(network, {}))]
+            places.setdefault(place, {})[network] = [sum(c) / len(c) for c in zip(*shares, strict=True)]
+    levels = ["other" if v is None else f"{v:g}" for v in same_steps[0].levels]
     if levels[-1] == "other" and not any(values[-1] for entry in places.values() for values in entry.values()):
         levels = levels[:-1]
         places = {p: {w: v[:-1] for w, v in entry.items()} for p, entry in places.items()}
-    return Rates(alike[0].T, len(alike), levels, places)
+    return Rates(same_steps[0].T, len(same_steps), levels, places)
 
 
 def rates(entries: Sequence[ClientRates]) -> Markup | None:
     found = mean_rates(entries)
     if found is None:
         return None
-    who = {w: None for entry in found.places.values() for w in entry}
-    key = [(("SNN stages", "Bridge ports")[w == "bridge"], Style((1, 0)[w == "bridge"], 0, 1)) for w in who]
+    networks = {w: None for entry in found.places.values() for w in entry}
+    key = [(("SNN stages", "Bridge ports")[w == "bridge"], Style((1, 0)[w == "bridge"], 0, 1)) for w in networks]
     caption = f"Firing rates: share of values at each rate, T = {found.steps}, {found.clients} SNN clients"
     return figure(caption, rate_bars(found.places, found.levels, caption), legend(key))
 
 
 def _means(measure: Measure) -> list[tuple[str, float]]:
-    """Of each block that has one; pairs of different kinds last."""
+    """The mean of each block that has one; pairs of different kinds come last."""
     names = sorted(measure.blocks, key=lambda name: (name == CROSS, name))
     return [(name, mean) for name in names if (mean := measure.mean(name)) is not None]

@@ -1,4 +1,4 @@
-"""What analyses add to the table of an experiment: block means, their course over rounds, histograms of rates."""
+"""Tables that analyses add to an experiment: block means, the same by round, and histograms of firing rates."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from asfedbridge.analysis import CROSS, correlate
 from asfedbridge.core import Point
-from asfedbridge.paper.experiments import Cell, Experiment
+from asfedbridge.paper.grid import Cell, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.analyses import HEADS
 from asfedbridge.report.tables import Rows, Titled, decimals
@@ -25,9 +25,9 @@ def measure_tables(
     known: Mapping[Path, Analysis],
     client: int | None = None,
 ) -> list[Titled]:
-    """What the experiment's analysis asks for, column by column.
+    """The tables for ``experiment.analysis``, column by column.
 
-    ``client`` is the one whose firing rates are shown beside the mean.
+    ``client``: the client whose firing rates are shown beside the mean.
     """
     tables = []
     for column, runs in _by_column(cells, seeds, out, known).items():
@@ -47,7 +47,7 @@ def measure_tables(
 def course_tables(
     cells: Sequence[Cell], seeds: Sequence[int], out: Path, known: Mapping[Path, Sequence[RoundAnalysis]]
 ) -> list[Titled]:
-    """The diagnosed rounds of runs, column by column."""
+    """One table of diagnosed rounds for each column."""
     courses = _by_column(cells, seeds, out, known)
     return [Titled(f"{column}, round by round", _course(runs)) for column, runs in courses.items()]
 
@@ -55,18 +55,18 @@ def course_tables(
 def _by_column(
     cells: Sequence[Cell], seeds: Sequence[int], out: Path, known: Mapping[Path, T]
 ) -> dict[str, dict[str, list[T]]]:
-    """What is known of the runs, by column and row; those without any are absent."""
+    """The entries of ``known`` by column and row; runs without an entry are left out."""
     found: dict[str, dict[str, list[T]]] = {}
     for cell in cells:
         for seed in seeds:
             folder = job_of(cell, seed, out).folder
             if folder in known:
-                found.setdefault(cell.column, {}).setdefault(cell.row, []).append(known[folder])
+                found.setdefault(cell.title, {}).setdefault(cell.row, []).append(known[folder])
     return found
 
 
 def _blocks(runs: Mapping[str, Sequence[Analysis]], measure: str) -> Rows:
-    """Means over pairs within a kind and across, with the accuracy they go with; the last row correlates them."""
+    """Block means and accuracy of each row; the last row correlates them over rows."""
     names = list(dict.fromkeys(n for found in runs.values() for run in found for n in run.measures[measure].blocks))
     rows = [["", "accuracy", "point", *(f"{_title(name)} pairs" for name in names), "n"]]
     means: dict[str, list[float | None]] = {name: [] for name in ["accuracy", *names]}
@@ -83,9 +83,9 @@ def _blocks(runs: Mapping[str, Sequence[Analysis]], measure: str) -> Rows:
 
 
 def _course(runs: Mapping[str, Sequence[Sequence[RoundAnalysis]]]) -> Rows:
-    """A line for every diagnosed round of every row; seeds are averaged.
+    """One line for each row and diagnosed round, averaged over seeds.
 
-    ``trained`` is the accuracy of the compared clients, ``accuracy`` that of the aggregate they made.
+    ``trained`` is the accuracy of the compared clients, ``accuracy`` that of their aggregate.
     """
     names = {n for found in runs.values() for run in found for entry in run for n in entry.measures["cka"].blocks}
     blocks = sorted(names, key=lambda name: (name == CROSS, name))
@@ -101,7 +101,7 @@ def _course(runs: Mapping[str, Sequence[Sequence[RoundAnalysis]]]) -> Rows:
 
 
 def _histograms(clients: Sequence[ClientRates]) -> Rows:
-    """Means over these SNN clients of one or more runs: every place of the SNN, and the Bridge's port beside it."""
+    """Mean shares over SNN clients of one or more runs, for each stage of the SNN and the Bridge's port beside it."""
     levels = [f"{level:g}" if level is not None else "other" for level in clients[0].levels]
     rows = [["", "whose", *levels]]
     for place in clients[0].shares["snn"]:

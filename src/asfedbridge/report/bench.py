@@ -1,4 +1,4 @@
-"""The benchmarks of the source checkout, each script in a process of its own."""
+"""Runs the benchmark scripts of the source checkout, each in its own process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from asfedbridge.core import BadInput, nearest
 
 SOURCE = Path(__file__).parents[2]
 FOLDER = SOURCE.parent / "benchmarks"
-MARK = "BENCHMARK = Benchmark("  # what makes a file there a script and not a part of one
+MARK = "BENCHMARK = Benchmark("  # only benchmark scripts contain this, their helper modules do not
 
 
 def find_scripts() -> dict[str, Path]:
@@ -23,7 +23,7 @@ def find_scripts() -> dict[str, Path]:
 
 
 def choose_scripts(name: str | None) -> dict[str, Path]:
-    """The named script, or all."""
+    """The script called ``name``, or all scripts."""
     scripts = find_scripts()
     if name is None:
         return scripts
@@ -33,8 +33,8 @@ def choose_scripts(name: str | None) -> dict[str, Path]:
 
 
 def run_script(path: Path, words: Sequence[str], capture: bool) -> tuple[int, dict[str, Any] | None]:
-    """Exit code and, if captured, the JSON of the last line on stdout."""
-    # Its standard input tells the script that we live (benchmarks/sidebyside.py); its own session keeps Ctrl-C here.
+    """Return the exit code and, with ``capture``, the JSON on the last line of stdout."""
+    # The script ends when its stdin closes (benchmarks/child.py). In its own session it does not receive Ctrl-C.
     env = {"ASFEDBRIDGE_BENCH_FOLLOWS_STDIN": "1", "PYTHONPATH": _search_path()}
     process = subprocess.Popen(
         [sys.executable, str(path), *words],
@@ -56,5 +56,5 @@ def run_script(path: Path, words: Sequence[str], capture: bool) -> tuple[int, di
 
 
 def _search_path() -> str:
-    """This very package first, wherever it was started from."""
+    """Puts this checkout first, so that the script does not import an installed version."""
     return os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,38 +1,53 @@
-"""Line charts as inline SVG: no script draws them, so that they are there on paper and without one too."""
+"""Line charts as inline SVG, which also appear in print and without JavaScript."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from asfedbridge.report.markup import Markup, join, show, tag
 from asfedbridge.report.palette import DASHES, MARKERS, Style
 
-WIDTH, HEIGHT = 480, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 10, 34
-MANY = 100  # lines that need to be thin
+MAX_NORMAL_LINES = 100  # a chart with more lines draws them thinner
 Points = Sequence[tuple[float, float]]
+
+
+class Frame(NamedTuple):
+    """Size and margins of a chart in SVG units, and its number of ticks."""
+
+    width: int = 480
+    height: int = 250
+    left: int = 46
+    right: int = 14
+    top: int = 10
+    bottom: int = 34
+    ticks: int = 5
+
+
+NORMAL, WIDE, SMALL = Frame(), Frame(720, 320), Frame(160, 140, 30, 8, 8, 20, 2)
 
 
 @dataclass(frozen=True)
 class Line:
-    label: str
+    label: str  # empty: not named under the pointer
     points: Points
     style: Style
-    run: str = ""  # id of the run it belongs to, where runs are filtered
+    run: str = ""  # id of the line's run, for the filters
     group: str = ""
-    series: str = ""  # its name in the legend
+    series: str = ""  # the line's name in the legend
+    band: Sequence[float] = ()  # half its height at each point
 
 
-def thin(points: Points, most: int) -> list[tuple[float, float]]:
-    """At most so many points, evenly taken; the first and the last always."""
-    if len(points) <= most:
+def thin(points: Points, max_points: int) -> list[tuple[float, float]]:
+    """Evenly spaced points, always with the first and the last."""
+    if len(points) <= max_points:
         return list(points)
     last = len(points) - 1
-    return [points[round(i * last / (most - 1))] for i in range(most)]
+    return [points[round(i * last / (max_points - 1))] for i in range(max_points)]
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About so many round numbers from at most ``low`` to at least ``high``."""
+    """About ``count`` round numbers that cover the range from ``low`` to ``high``."""
     span = (high - low) or abs(high) or 1.0
     rough = span / count
     power = 10.0 ** math.floor(math.log10(rough))
@@ -42,38 +57,54 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def line_chart(lines: Sequence[Line], x_label: str, name: str) -> Markup:
-    """All lines over common axes; a script may show the values under the pointer from the ranges in its attributes."""
-    points = [p for line in lines for p in line.points]
+def line_chart(
+    lines: Sequence[Line], x_label: str, name: str, frame: Frame = NORMAL, beside: Sequence[Line] = ()
+) -> Markup:
+    """All lines on shared axes, which also fit the lines ``beside``, of other charts.
+
+    The page's script finds the ranges of the axes in ``data-x`` and ``data-y``, and the values of a line in its
+    ``data-points``.
+    """
+    points = [p for line in (*lines, *beside) for p in (*line.points, *_border(line))]
     if not points:
         return Markup("")
     xs = [x for x, _ in points]
-    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
-    y_ticks = ticks(min(y for _, y in points), max(y for _, y in points))
+    x_low, x_high = min(xs), max(xs)
+    if x_high - x_low < 1e-9:
+        x_high = x_low + 1
+    y_ticks = ticks(min(y for _, y in points), max(y for _, y in points), frame.ticks)
     y_low, y_high = y_ticks[0], y_ticks[-1]
+    right, foot = frame.width - frame.right, frame.height - frame.bottom
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
-        return across, TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+        across = frame.left + (x - x_low) / (x_high - x_low) * (right - frame.left)
+        return across, frame.top + (y_high - y) / (y_high - y_low) * (foot - frame.top)
 
     heights = [place(x_low, y)[1] for y in y_ticks]
-    axes = [tag("path", d="".join(f"M{LEFT},{show(h)}H{WIDTH - RIGHT}" for h in heights), class_="grid")]
+    axes = [tag("path", d="".join(f"M{frame.left},{show(h)}H{right}" for h in heights), class_="grid")]
     for y, height in zip(y_ticks, heights, strict=True):
-        axes.append(tag("text", _tick(y), x=LEFT - 6, y=height + 4, class_="end"))
-    for x in [t for t in ticks(x_low, x_high) if x_low <= t <= x_high and t == int(t)]:
-        axes.append(tag("text", _tick(x), x=place(x, y_low)[0], y=HEIGHT - BOTTOM + 17, class_="middle"))
-    axes.append(tag("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 2, class_="end"))
-    drawn = [_draw(line, [place(x, y) for x, y in line.points]) for line in lines if line.points]
+        axes.append(tag("text", _tick(y), x=frame.left - 6, y=height + 4, class_="end"))
+    whole = x_label == "rounds"
+    for x in [t for t in ticks(x_low, x_high, frame.ticks) if x_low <= t <= x_high and (t == int(t) or not whole)]:
+        axes.append(tag("text", _tick(x), x=place(x, y_low)[0], y=foot + 17, class_="middle"))
+    if frame is not SMALL:
+        axes.append(tag("text", x_label, x=right, y=frame.height - 2, class_="end"))
+    drawn = [
+        _draw(line, [place(x, y) for x, y in line.points], [place(x, y) for x, y in _border(line)])
+        for line in lines
+        if line.points
+    ]
     return tag(
         "svg",
         axes,
         drawn,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        class_="chart lines many" if len(lines) > MANY else "chart lines",
+        viewBox=f"0 0 {frame.width} {frame.height}",
+        class_="chart lines many" if len(lines) > MAX_NORMAL_LINES else "chart lines",
         role="img",
         aria_label=name,
-        data_x=f"{LEFT} {WIDTH - RIGHT} {x_low:g} {x_high:g}",
-        data_y=f"{HEIGHT - BOTTOM} {TOP} {y_low:g} {y_high:g}",
+        data_x=f"{frame.left} {right} {x_low:g} {x_high:g}",
+        data_y=f"{foot} {frame.top} {y_low:g} {y_high:g}",
+        data_unit=x_label,
     )
 
 
@@ -87,15 +118,28 @@ def legend(entries: Sequence[tuple[str, Style]]) -> Markup:
 
 
 def figure(caption: str, picture: Markup, below: Markup | str = "", wide: bool = False) -> Markup | None:
-    """A picture with its caption above; nothing where there is no picture."""
+    """A picture with its caption above and its legend or note below; None if the picture is empty."""
     if not picture:
         return None
     return tag("figure", tag("figcaption", caption), picture, below, class_="wide" if wide else None)
 
 
 def name_clients(clients: Iterable[tuple[int, str]]) -> list[str]:
-    """From ids and kinds."""
+    """Labels such as ``3 SNN``, from ids and kinds."""
     return [f"{id_} {kind.upper()}" for id_, kind in clients]
+
+
+def small_multiples(lines: Sequence[Line], behind: Line, x_label: str) -> Markup:
+    """A small chart for each line, all on the same axes, with ``behind`` in each for comparison."""
+    panels = []
+    for line in lines:
+        if line.points:
+            title = tag(
+                "div", tag("span", line.label), tag("strong", f"{line.points[-1][1]:.1f}"), class_="panel-title"
+            )
+            chart = line_chart([behind, line], x_label, line.label, SMALL, lines)
+            panels.append(tag("div", title, chart))
+    return tag("div", panels, class_="multiples") if panels else Markup("")
 
 
 def key_of(lines: Sequence[Line]) -> Markup:
@@ -106,13 +150,24 @@ def group_name(group: str) -> str:
     return {"all": "all clients", "cross": "across kinds", "bridge": "Bridge"}.get(group, group.upper())
 
 
-def _draw(line: Line, placed: Points) -> Markup:
-    path = "M" + "L".join(f"{show(x)},{show(y)}" for x, y in placed)
+def _border(line: Line) -> list[tuple[float, float]]:
+    """The outline of the line's band: its upper side, then its lower side from right to left."""
+    both = list(zip(line.points, line.band, strict=True)) if line.band else []
+    return [(x, y + half) for (x, y), half in both] + [(x, y - half) for (x, y), half in reversed(both)]
+
+
+def _path(placed: Points) -> str:
+    return "M" + "L".join(f"{show(x)},{show(y)}" for x, y in placed)
+
+
+def _draw(line: Line, placed: Points, border: Points) -> Markup:
     return tag(
         "g",
-        _stroke(path, line.style),
+        _stroke(_path(placed), line.style),
+        tag("path", d=f"{_path(border)}z", class_=f"band f{line.style.colour}") if border else None,
         _marker(*placed[-1], line.style),
         class_="line",
+        data_points=" ".join(f"{x:.4g},{y:.4g}" for x, y in line.points) if line.label else None,
         data_label=line.label,
         data_run=line.run or None,
         data_group=line.group or None,

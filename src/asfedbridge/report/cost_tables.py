@@ -1,14 +1,18 @@
 """The tables of `asfedbridge costs`."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from asfedbridge.analysis import mean_of
+from asfedbridge.core import printable
 from asfedbridge.paper import tables
-from asfedbridge.paper.experiments import Cell, CostColumns, Experiment
+from asfedbridge.paper.grid import Cell, CostColumns, Experiment
 from asfedbridge.paper.reproduce import job_of
 from asfedbridge.report.tables import Rows, Titled, decimals, render_text
-from asfedbridge.runs import Amounts, CostTable, MethodCost, RunCosts, paper_costs
+from asfedbridge.runs import Amounts, ClientSummary, CostTable, MethodCost, RunCosts, paper_costs
 
 OPERATIONS = {
     "mflops": "MFLOPs",
@@ -19,40 +23,71 @@ OPERATIONS = {
     "dense_mflops": "dense MFLOPs",
     "energy_uj": "energy uJ",
 }
+SMALLER = {"G": ("M", 1e3), "M": ("k", 1e3), "u": ("n", 1e3), "MB": ("KB", 1024.0)}  # the next unit and its factor
+UNIT = re.compile(r"\b(MB|[GMu](?=[A-Z]))")  # in the title of a column
+
+
+class Column(NamedTuple):
+    """Amounts of one unit, which is part of the title."""
+
+    title: str
+    amounts: Sequence[float | None]
 
 
 def model_rows(table: CostTable) -> Rows:
     shown = _columns([m.operations for m in table.models])
-    rows = [["model", "kind", "parameters", *(OPERATIONS[key] for key in shown)]]
-    for m in table.models:
-        kind = {"snn": f"snn T={m.T}", "qnn": f"qnn {m.bits} bit"}.get(m.kind, m.kind)
-        amounts = [decimals(m.operations.get(key)) for key in shown]
-        rows.append([f"{m.model}@{m.width:g}", kind, f"{m.parameters:,}", *amounts])
-    bridge = table.bridge
-    amounts = [decimals(bridge.mflops if key == "mflops" else 0.0) for key in shown if key != "energy_uj"]
-    rows.append(["Bridge", "ann", f"{bridge.parameters:,}", *amounts, *["-"] * ("energy_uj" in shown)])
-    return rows
+    kinds = [{"snn": f"snn T={m.T}", "qnn": f"qnn {m.bits} bit"}.get(m.kind, m.kind) for m in table.models]
+    rows = [["model", "kind", "parameters"]]
+    rows += [[f"{m.model}@{m.width:g}", k, f"{m.parameters:,}"] for m, k in zip(table.models, kinds, strict=True)]
+    rows.append(["Bridge", "ann", f"{table.bridge.parameters:,}"])
+    of_bridge = {"mflops": table.bridge.mflops, "energy_uj": None}
+    columns = [
+        Column(OPERATIONS[key], [*(m.operations.get(key) for m in table.models), of_bridge.get(key, 0.0)])
+        for key in shown
+    ]
+    return _append(rows, columns)
 
 
 def configuration_rows(table: CostTable) -> Rows:
-    shown = _columns([entry.operations for entry in table.configurations.values()])
-    rows = [["configuration", "Bridge", *(OPERATIONS[key] for key in shown)]]
-    for name, entry in table.configurations.items():
-        rows.append([name, "yes" if entry.bridge else "no", *(decimals(entry.operations.get(key)) for key in shown)])
-    return rows
+    entries = table.configurations
+    rows = [["configuration", "Bridge"], *([name, "yes" if e.bridge else "no"] for name, e in entries.items())]
+    shown = _columns([entry.operations for entry in entries.values()])
+    return _append(rows, [Column(OPERATIONS[k], [e.operations.get(k) for e in entries.values()]) for k in shown])
 
 
 def method_rows(table: CostTable) -> Rows:
-    kinds = list(dict.fromkeys(kind for entry in table.methods.values() for kind in entry.training))
-    head = {kind: [f"{kind.upper()} GFLOPs"] for kind in kinds} | {"snn": ["SNN GSOPs", "+ GFLOPs", "dense GFLOPs"]}
-    keys = {kind: ["gflops"] for kind in kinds} | {"snn": ["gsops", "gflops", "dense_gflops"]}
-    rows = [["method", "up MB", "down MB", "table MB", *(word for kind in kinds for word in head[kind])]]
-    for name, entry in table.methods.items():
-        cells = [decimals(amount) for amount in (entry.up_mb, entry.down_mb, entry.table_mb)]
-        for kind in kinds:
-            cost = entry.training.get(kind, {})
-            cells += [decimals(cost.get(key)) for key in keys[kind]]
-        rows.append([name, *cells])
+    entries = list(table.methods.values())
+    columns = [
+        Column("up MB", [entry.up_mb for entry in entries]),
+        Column("down MB", [entry.down_mb for entry in entries]),
+        Column("table MB", [entry.table_mb for entry in entries]),
+    ]
+    for kind in dict.fromkeys(kind for entry in entries for kind in entry.training):
+        titles = {"gflops": f"{kind.upper()} GFLOPs"}
+        if kind == "snn":
+            titles = {"gsops": "SNN GSOPs", "gflops": "+ GFLOPs", "dense_gflops": "dense GFLOPs"}
+        for key, title in titles.items():
+            columns.append(Column(title, [entry.training.get(kind, {}).get(key) for entry in entries]))
+    return _append([["method"], *([name] for name in table.methods)], columns)
+
+
+def of_clients(table: CostTable, clients: Iterable[ClientSummary]) -> CostTable:
+    """The table with only the models of these clients, without the paper's controls."""
+    shapes = {(c.model, c.width, c.kind, c.T, c.bits) for c in clients}
+    models = tuple(m for m in table.models if (m.model, m.width, m.kind, m.T, m.bits) in shapes)
+    return replace(table, models=models)
+
+
+def _append(rows: Rows, columns: Sequence[Column]) -> Rows:
+    """Rows with columns added, each in a unit in which its largest amount is at least 1 where there is one."""
+    for title, amounts in columns:
+        known = [abs(amount) for amount in amounts if amount is not None]
+        factor = 1.0
+        while (found := UNIT.search(title)) and found[0] in SMALLER and 0 < max(known, default=0.0) * factor < 1:
+            smaller, more = SMALLER[found[0]]
+            title, factor = f"{title[: found.start()]}{smaller}{title[found.end() :]}", factor * more
+        cells = [title, *(decimals(None if amount is None else amount * factor) for amount in amounts)]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
     return rows
 
 
@@ -60,26 +95,26 @@ def render_costs(table: CostTable) -> str:
     setting, size = table.setting, table.setting.image_size
     images = f"{setting.classes} classes, {setting.channels}x{size}x{size} images"
     parts = [
-        f"{setting.fleet} ({images}, T={setting.T})",
+        f"{printable(setting.fleet)} ({images}, T={setting.T})",
         "One example forward through one model:\n\n" + render_text(model_rows(table)),
         "Mean over the clients of a configuration, with one Bridge pass where it is used:\n\n"
         + render_text(configuration_rows(table)),
         f"Largest payload of a round, and training of one example in a round of {setting.epochs} epochs:\n\n"
         + render_text(method_rows(table)),
     ]
-    parts += [f"{name}: {entry.refused}" for name, entry in table.methods.items() if entry.refused]
+    parts += [printable(f"{name}: {entry.refused}") for name, entry in table.methods.items() if entry.refused]
     if any(m.operations.get("msops") is None for m in table.models):
         parts.append("SOPs need trained neurons: --run RUN_DIR counts spikes on the test images of a finished run.")
     return "\n\n".join(parts)
 
 
 def _columns(entries: Sequence[Amounts]) -> list[str]:
-    """Without those that say nothing here."""
+    """The keys to show: the main three, and those with an amount other than zero."""
     always = ("mflops", "mbitops", "msops")
     return [key for key in OPERATIONS if any(key in always or entry.get(key) for entry in entries)]
 
 
-# Columns of the paper's cost tables, and where our values are; the last has no counterpart in the paper.
+# Columns of the paper's cost tables and our values for them; the last column is not in the paper.
 COLUMNS: Mapping[CostColumns, Mapping[str, Callable[[RunCosts], float | None]]] = {
     "computation": {
         "MFLOPs": lambda run: run.forward.get("mflops"),
@@ -108,21 +143,21 @@ def experiment_costs(
     out: Path,
     known: Mapping[Path, RunCosts | str],
 ) -> list[Titled]:
-    """Costs of the paper's own setting, then of the runs, column by column; the paper's values beside.
+    """Costs of the paper's setting, then of the runs of each column, beside the paper's values.
 
-    ``known`` has the costs of a run by its folder, or why there are none.
+    ``known`` maps a run folder to its costs, or to the reason why there are none.
     """
     assert experiment.costs is not None
     tables = []
     if experiment.name == experiment.costs:
         tables.append(Titled("The paper's setting, counted without training", _counted(experiment.costs)))
-    for column in dict.fromkeys(cell.column for cell in cells):
+    for column, title in {cell.column: cell.title for cell in cells}.items():
         rows = [_head(experiment.costs)]
         for cell in (c for c in cells if c.column == column):
             folders = {seed: job_of(cell, seed, out).folder for seed in seeds}
             found = {seed: known.get(folder, "no finished run") for seed, folder in folders.items()}
             rows.append(_cost_row(experiment.costs, cell.row, found, cell.costs))
-        tables.append(Titled(f"{column}: costs of one example, measured on the trained clients of these runs", rows))
+        tables.append(Titled(f"{title}: costs of one example, measured on the trained clients of these runs", rows))
     return tables
 
 
@@ -134,24 +169,24 @@ def _head(table: CostColumns) -> list[str]:
 def _cost_row(
     table: CostColumns, name: str, found: Mapping[int, RunCosts | str], reported: Sequence[float]
 ) -> list[str]:
-    """Means over seeds; the note says why there is no value, or why a seed is not in the mean."""
+    """Means over seeds; the note says why a value or a seed is missing."""
     runs = [run for run in found.values() if not isinstance(run, str)]
     notes = [f"seed {seed}: {why}" for seed, why in found.items() if isinstance(why, str)]
     cells = [_amount(mean_of([of(run) for run in runs]) if runs else None) for of in COLUMNS[table].values()]
     if runs and "-" in cells:
         notes.append("the fleet lacks a kind, or its SNN clients have no test images to count spikes on")
-    theirs = [decimals(value) for value in reported] or ["-"] * len(cells[:-1])  # a method of the user's own has none
+    theirs = [decimals(value) for value in reported] or ["-"] * len(cells[:-1])  # none for a user's own method
     pairs = [word for pair in zip(cells[:-1], theirs, strict=True) for word in pair]
     return [name, *pairs, cells[-1], str(len(runs)), "; ".join(notes)]
 
 
 def _amount(value: float | None) -> str:
-    """With two decimals, or three digits of a small network's small numbers."""
+    """Two decimals; three significant digits below 1, as for small networks."""
     return f"{value:.3g}" if value is not None and 0 < value < 1 else decimals(value)
 
 
 def _counted(table: CostColumns) -> Rows:
-    """By shapes alone."""
+    """Costs that follow from layer shapes, without trained networks."""
     costs, rows = paper_costs(), [_head(table)]
     if table == "communication":
         reported: Mapping[str, Sequence[float]] = tables.COMMUNICATION

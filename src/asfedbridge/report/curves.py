@@ -2,44 +2,72 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 from asfedbridge.core import MB, Column
 from asfedbridge.runs import Record, ordered
 
 Points = list[tuple[float, float]]
+MAX_LOSS = 100.0  # a diverged client has a loss of any size; curves are cut here
+JUDGED = ("received.", "trained.")  # prefixes of what evaluations add to a record
+
+
+class Mean(NamedTuple):
+    """A point of a curve over seeds."""
+
+    x: float
+    y: float
+    deviation: float  # sample standard deviation; 0 for a single run
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Over rounds played: accuracy in percent at the point the method is judged at, and MB since the start."""
+    """Over rounds played: accuracy in percent at the point where the method is judged, losses and costs."""
 
     groups: dict[str, Points] = field(default_factory=dict)
     clients: dict[int, Points] = field(default_factory=dict)
     added: dict[str, Points] = field(default_factory=dict)  # mean over clients, by key of the method's column
-    traffic: dict[str, Points] = field(default_factory=dict)
+    losses: dict[str, Points] = field(default_factory=dict)  # on test images, by group, at the same point
+    terms: dict[str, Points] = field(default_factory=dict)  # of the training loss, mean over clients
+    traffic: dict[str, Points] = field(default_factory=dict)  # MB since the start
+    megabytes: dict[float, float] = field(default_factory=dict)  # sent and received until an evaluation, by its round
+    minutes: dict[float, float] = field(default_factory=dict)  # the same for the work of all clients
+
+
+def average(curves: Sequence[Points]) -> list[Mean]:
+    """The mean of several runs' curves, at the x that all of them have."""
+    tables = [dict(curve) for curve in curves]
+    shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    found = []
+    for x in shared:
+        ys = [table[x] for table in tables]
+        found.append(Mean(x, fmean(ys), stdev(ys) if len(ys) > 1 else 0.0))
+    return found
 
 
 def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[Column] = ()) -> Curves:
-    """Curves of a run. Who did not take part counts with its newest accuracy, as in the summary.
+    """Curves of a run. A client that did not take part counts with its latest accuracy, as in the summary.
 
-    ``columns``: what the method shows beside the accuracy of the backbones.
+    ``columns``: the accuracies that the method reports beside those of the backbones.
     """
     by_round: dict[int, list[Record]] = {}
     for record in records:
         by_round.setdefault(record["round"], []).append(record)
-    curves, newest, kinds = Curves(), dict[int, float](), dict[int, str]()
-    beside: dict[str, dict[int, float]] = {column.key: {} for column in columns}  # newest, by client
+    curves, latest, kinds = Curves(), dict[int, float](), dict[int, str]()
+    beside: dict[str, dict[int, float]] = {column.key: {} for column in columns}  # latest, by client
     up = down = 0
+    seconds = 0.0
     for index, played in sorted(by_round.items()):
-        at = float(index + (point == "trained"))  # at `received` nothing of this round has happened yet
+        at = float(index + (point == "trained"))  # `received` is evaluated before the training of the round
         seen = {r["client"]: _percent(r, f"{point}.accuracy") for r in played if f"{point}.accuracy" in r}
-        newest |= seen
+        latest |= seen
         kinds |= {r["client"]: r["kind"] for r in played}
         for client, accuracy in seen.items():
             curves.clients.setdefault(client, []).append((at, accuracy))
         if seen:
             values: dict[str, list[float]] = {}
-            for client, accuracy in newest.items():
+            for client, accuracy in latest.items():
                 for group in (kinds[client], "all"):
                     values.setdefault(group, []).append(accuracy)
             for group, accuracies in ordered({g: sum(v) / len(v) for g, v in values.items()}).items():
@@ -53,14 +81,44 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
                 known |= found
                 x = float(index + (where == "trained"))
                 curves.added.setdefault(column.key, []).append((x, sum(known.values()) / len(known)))
-        up += sum(r["uplink_bytes"] for r in played)
+        for group, losses in _by_group(played, f"{point}.loss").items():
+            curves.losses.setdefault(group, []).append((at, _cut(losses)))
+        for name in sorted({name for r in played for name in r if _is_term(name, r[name])}):
+            amounts = [float(r[name]) for r in played if name in r]
+            curves.terms.setdefault(name, []).append((float(index + 1), _cut(amounts)))
+        sent, worked = sum(r["uplink_bytes"] for r in played), sum(float(r.get("seconds", 0.0)) for r in played)
         down += sum(r["downlink_bytes"] for r in played)
+        if point == "received":  # evaluated before the work of the round
+            curves.megabytes[at], curves.minutes[at] = (up + down) / MB, seconds / 60
+        up, seconds = up + sent, seconds + worked
+        if point != "received":
+            curves.megabytes[at], curves.minutes[at] = (up + down) / MB, seconds / 60
         for direction, total in (("up", up), ("down", down)):
             curves.traffic.setdefault(direction, [(0.0, 0.0)])
             if index >= rounds and len(curves.traffic[direction]) > 1:
-                curves.traffic[direction].pop()  # the closing visit ends the last round
+                curves.traffic[direction].pop()  # the closing visit counts towards the last round
             curves.traffic[direction].append((float(min(index + 1, rounds)), total / MB))
     return curves
+
+
+def _cut(losses: Sequence[float]) -> float:
+    """The mean of losses, each within the bounds of a curve."""
+    return fmean(min(max(loss, -MAX_LOSS), MAX_LOSS) for loss in losses)
+
+
+def _by_group(records: Sequence[Record], name: str) -> dict[str, list[float]]:
+    """The values of an entry by kind of client."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if name in record:
+            found.setdefault(record["kind"], []).append(float(record[name]))
+    return dict(sorted(found.items()))
+
+
+def _is_term(name: str, value: object) -> bool:
+    """Whether an entry of a record is a term of the training loss, such as extract.kd."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and "." in name and not name.startswith(JUDGED)
 
 
 def _percent(record: Record, name: str) -> float:

@@ -1,4 +1,4 @@
-"""What an experiment would take: its runs, with time and memory from short measurements."""
+"""Estimates the time and memory of an experiment from short measurements of its runs."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,8 +11,16 @@ from asfedbridge.report.tables import Rows
 from asfedbridge.runs import Estimate, measure_apart, write_toml
 
 
+def list_rows(jobs: Sequence[Job]) -> Rows:
+    """One row per run, without measuring anything."""
+    rows = [["run", "data", "rounds", "seed", "state"]]
+    for job in jobs:
+        rows.append([job.folder.name, job.spec.data, str(job.spec.rounds), str(job.spec.seed), state_of(job)])
+    return rows
+
+
 def estimate_rows(jobs: Sequence[Job], root: str | None, at_once: int, tell: Callable[[str], None]) -> Rows:
-    """A row per run, and the sum; runs that differ in their seed alone are measured once."""
+    """One row per run, then the total. Runs that differ only in seed are measured once."""
     known: dict[str, Estimate | str] = {}
     rows = [["run", "seed", "state", "minutes", "memory MB"]]
     total = 0.0

@@ -1,15 +1,15 @@
-"""The files of a reproduced experiment: its tables beside the paper's in four formats, and every run on the page."""
+"""The files of a reproduced experiment: tables with the paper's values in four formats, and a page of all runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from asfedbridge.engines import write_atomic
-from asfedbridge.paper.experiments import Experiment
+from asfedbridge.paper.grid import Experiment
 from asfedbridge.paper.reproduce import job_of
-from asfedbridge.report.experiment_tables import Result, render, rows_to_csv, tables, tables_to_csv, to_csv, to_latex
+from asfedbridge.report.experiment_tables import Result, render, tables, tables_to_csv, to_csv, to_latex
 from asfedbridge.report.page import Lead, write_page
 from asfedbridge.report.runs import gather
-from asfedbridge.report.tables import Titled
+from asfedbridge.report.tables import Titled, render_csv
 
 
 def write_experiment(
@@ -20,12 +20,12 @@ def write_experiment(
     command: str,
     measured: Sequence[Titled] = (),
 ) -> str:
-    """NAME.md, .csv, .tex and .html in ``out``, where the runs are; returns the Markdown.
+    """Write NAME.md, .csv, .tex and .html to ``out``, the folder of the runs, and return the Markdown.
 
-    ``measured`` are tables of analyses, which get a NAME-analysis.csv; an experiment without runs has nothing else.
+    ``measured``: tables of analyses, also written to NAME-analysis.csv. An experiment without runs has only these.
     """
     markdown = render(experiment, results, command, measured)
-    table = to_csv(results) if results else rows_to_csv(measured[0].rows)
+    table = to_csv(results) if results else render_csv(measured[0].rows)
     for suffix, text in (("md", markdown), ("csv", table), ("tex", to_latex(experiment, results, measured))):
         write_atomic(out / f"{experiment.name}.{suffix}", text.encode())
     if results and measured:
@@ -48,7 +48,7 @@ def _write_page(
             job = job_of(result.cell, seed, file.parent)
             if job.summary() is not None:
                 reported.setdefault(job.folder, dict(result.cell.reported))
-    failures = [f"{r.cell.row}, {r.cell.column}: {r.failure}" for r in results if r.failure]
+    failures = [f"{r.cell.row}, {r.cell.title}: {r.failure}" for r in results if r.failure]
     claim = f"The paper: {experiment.claim}"
     lead = Lead(experiment.title, claim, command, [*tables(results), *measured], failures)
     write_page(file, gather(list(reported), reported) if reported else [], lead)

@@ -1,14 +1,13 @@
-"""The table of an experiment, the paper's values beside ours: Markdown, CSV and LaTeX."""
+"""Tables of an experiment with the paper's values beside ours, as Markdown, CSV and LaTeX."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asfedbridge.methods import REFERENCE
-from asfedbridge.paper.experiments import Cell, Experiment
+from asfedbridge.paper.grid import Cell, Experiment
 from asfedbridge.paper.reproduce import job_of
+from asfedbridge.report import escaping
 from asfedbridge.report.statistics import (
     Difference,
     Series,
@@ -18,15 +17,15 @@ from asfedbridge.report.statistics import (
     order_groups,
     read_scores,
 )
-from asfedbridge.report.tables import Rows, Titled, decimals, render_titled
+from asfedbridge.report.tables import Titled, decimals, render_csv, render_latex, render_titled
 
 MAX_TABLES = 4  # an experiment with more columns gets one table with the means over all clients
-REFERENCES = (REFERENCE, "complete")  # rows that the others of their table are compared with
+REFERENCES = (REFERENCE, "complete")  # the other rows of a table are compared with one of these
 
 
 @dataclass(frozen=True)
 class Result:
-    """A cell after its runs, by finished seed."""
+    """The finished runs of a cell."""
 
     cell: Cell
     series: Series
@@ -60,18 +59,18 @@ def render(experiment: Experiment, results: Sequence[Result], command: str, meas
     """The whole page as Markdown; ``measured`` are tables of analyses."""
     parts = [f"# {experiment.title}", f"The paper: {experiment.claim}", f"```\n{command}\n```"]
     parts += [render_titled(one, markdown=True) for one in [*tables(results), *measured]]
-    failed = [f"- {r.cell.row}, {r.cell.column}: {r.failure}" for r in results if r.failure]
+    failed = [escaping.to_markdown(f"{r.cell.row}, {r.cell.title}: {r.failure}") for r in results if r.failure]
     if failed:
-        parts.append("Failed:\n\n" + "\n".join(failed))
+        parts.append("Failed:\n\n" + "\n".join(f"- {line}" for line in failed))
     return "\n\n".join(parts) + "\n"
 
 
 def tables(results: Sequence[Result]) -> list[Titled]:
-    """A table for each column; where there are many columns, one of all, and one of differences."""
-    columns = list(dict.fromkeys(r.cell.column for r in results))
+    """One table for each column; for more than ``MAX_TABLES`` columns, one of all means and one of differences."""
+    columns = {r.cell.column: r.cell.title for r in results}
     if len(columns) > MAX_TABLES:
         return _side_by_side(results, columns)
-    return [_table(name, [r for r in results if r.cell.column == name]) for name in columns]
+    return [_table(title, [r for r in results if r.cell.column == name]) for name, title in columns.items()]
 
 
 def _table(title: str, results: Sequence[Result]) -> Titled:
@@ -92,13 +91,14 @@ def _table(title: str, results: Sequence[Result]) -> Titled:
 
 
 def _reference(results: Sequence[Result]) -> tuple[Series | None, str]:
-    """The runs that the others of their column are compared with, and the name of their row."""
+    """The series with which the other rows of a column are compared, and its row name."""
     return next(((r.series, r.cell.row) for r in results if r.cell.row in REFERENCES and r.count), (None, ""))
 
 
-def _side_by_side(results: Sequence[Result], columns: Sequence[str]) -> list[Titled]:
-    """Means over all clients; below them their differences to the reference of each column."""
-    rows, differences, found = [["", *columns]], [["", *columns]], list[Difference | None]()
+def _side_by_side(results: Sequence[Result], columns: Mapping[str, str]) -> list[Titled]:
+    """Means over all clients, then their differences to the reference of each column."""
+    head, found = ["", *columns.values()], list[Difference | None]()
+    rows, differences = [head], [head]
     references = {c: _reference([r for r in results if r.cell.column == c]) for c in columns}
     for row in dict.fromkeys(r.cell.row for r in results):
         by_column = {r.cell.column: r for r in results if r.cell.row == row}
@@ -119,71 +119,46 @@ def _gain(result: Result, reference: Series | None, group: str) -> Difference | 
 
 
 def _ranks(values: Mapping[str, float | None]) -> dict[str, str]:
-    """1 for the best; rows without a value have none."""
+    """1 is the best; rows without a value have no rank."""
     known = sorted((v for v in values.values() if v is not None), reverse=True)
     return {row: str(known.index(v) + 1) for row, v in values.items() if v is not None}
 
 
 def to_csv(results: Sequence[Result]) -> str:
     """One line per row, column and group of clients."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     ours = ["row", "column", "clients", "mean", "sd", "seeds", "paper", "vs_paper", "failure"]
-    writer.writerow([*ours, "reference", "difference", "low", "high", "n", "unit", "by_seed"])
+    rows = [[*ours, "reference", "difference", "low", "high", "n", "unit", "by_seed", "data"]]
     references = {c: _reference([r for r in results if r.cell.column == c]) for c in {r.cell.column for r in results}}
     for r in results:
         reference, name = references[r.cell.column]
         for group in order_groups([*r.series.groups, *r.cell.reported]) or ["all"]:
-            spread = [_plain(r.series.mean(group)), _plain(r.series.deviation(group)), r.count]
+            spread = [_plain(r.series.mean(group)), _plain(r.series.deviation(group)), str(r.count)]
             paper = [_plain(r.cell.reported.get(group)), _plain(r.against_paper(group))]
             line = [r.cell.row, r.cell.column, group, *spread, *paper, r.failure, name]
             if (found := _gain(r, reference, group)) and reference:
                 seeds = " ".join(f"{value:+.4f}" for value in r.series.paired(reference, group).values())
                 numbers = [_plain(found.mean), _plain(found.low), _plain(found.high)]
-                line += [*numbers, found.n, found.unit, seeds]
-            writer.writerow(line + [""] * (len(ours) + 7 - len(line)))
-    return text.getvalue()
-
-
-def rows_to_csv(rows: Rows) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+                line += [*numbers, str(found.n), found.unit, seeds]
+            rows.append([*line, *[""] * (len(ours) + 7 - len(line)), r.cell.spec.data])
+    return render_csv(rows)
 
 
 def tables_to_csv(titled: Sequence[Titled]) -> str:
-    """Tables with the same head as one, their titles in a column of its own."""
+    """Tables with the same head as a single one; the first column holds their titles."""
     head = ["table", "row", *titled[0].rows[0][1:]]
-    return rows_to_csv([head, *([one.title, *row] for one in titled for row in one.rows[1:])])
+    return render_csv([head, *([one.title, *row] for one in titled for row in one.rows[1:])])
 
 
 def to_latex(experiment: Experiment, results: Sequence[Result], measured: Sequence[Titled] = ()) -> str:
     """One booktabs table per column."""
-    parts = []
-    for title, rows, note in [*tables(results), *measured]:
-        lines = [" & ".join(_escape(cell) for cell in row) + r" \\" for row in rows]
-        caption = _escape(f"{experiment.title}{': ' if title else ''}{title}")
-        parts.append(
-            "\n".join(
-                [
-                    rf"\begin{{table}}[t]\centering\caption{{{caption}}}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}",
-                    r"\toprule",
-                    lines[0],
-                    r"\midrule",
-                    *lines[1:],
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                    *([rf"\par\footnotesize {_escape(note)}"] if note else []),
-                    r"\end{table}",
-                ]
-            )
+    shown = [*tables(results), *measured]
+    return (
+        "\n\n".join(
+            render_latex(one._replace(title=f"{experiment.title}{': ' if one.title else ''}{one.title}"))
+            for one in shown
         )
-    return "\n\n".join(parts) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", r"\%").replace("_", r"\_").replace("±", r"$\pm$").replace("^", r"\^{}")
+        + "\n"
+    )
 
 
 def _signed(value: float | None) -> str:

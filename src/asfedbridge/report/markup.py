@@ -1,21 +1,21 @@
-"""HTML and SVG as text that cannot be forgotten to escape: whatever is not `Markup` is."""
+"""Builds HTML and SVG. Every string that is not `Markup` is escaped."""
 
 from collections.abc import Iterable
 from html import escape
 
-VOID = {"meta", "link", "input"}  # have no end
-CLOSED = {"path", "rect", "use"}  # of SVG: end themselves where nothing is in them
+VOID = {"meta", "link", "input"}  # HTML elements without an end tag
+CLOSED = {"path", "rect", "use"}  # SVG elements that are self-closing when empty
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """A string that is already HTML."""
 
 
 Child = str | int | float | None | Iterable["Child"]
 
 
 def join(*children: Child) -> Markup:
-    """Children one after the other; None is nothing."""
+    """Concatenate children; None is skipped."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, Markup):
@@ -30,7 +30,7 @@ def join(*children: Child) -> Markup:
 
 
 def tag(name: str, *children: Child, **attributes: str | int | float | bool | None) -> Markup:
-    """An element. ``class_`` is class, ``data_x`` is data-x, ``viewBox`` stays; None and False are left out."""
+    """An element. ``class_`` becomes class and ``data_x`` becomes data-x; None and False are left out."""
     words = [name]
     for key, value in attributes.items():
         if value is None or value is False:
@@ -45,5 +45,5 @@ def tag(name: str, *children: Child, **attributes: str | int | float | bool | No
 
 
 def show(number: float) -> str:
-    """As short as a coordinate needs: 12, 12.5, never 12.50 or 1e-05."""
+    """A number with at most one decimal: 12 or 12.5, never 12.50 or 1e-05."""
     return f"{number:.1f}".rstrip("0").rstrip(".") if isinstance(number, float) else str(number)

@@ -1,7 +1,7 @@
-"""Colours, dashes and markers: told apart by colour-blind readers, legible on light and on dark ground.
+"""Colours, dashes and markers that colour-blind readers can distinguish on a light and a dark background.
 
-Hues are of Okabe and Ito (2008); where one is too faint for a line on white (contrast below 3) it is darkened there.
-Whoever draws lines takes a `Style`: colour, dash and marker change together, so that no line depends on colour alone.
+Hues are from Okabe and Ito (2008). Those with a contrast below 3 on white are darkened in the light theme. A `Style`
+combines colour, dash and marker, so that no line is identified by colour alone.
 """
 
 from collections import Counter
@@ -29,21 +29,21 @@ GROUPS = {
     "cross": Style(4, 2, 2),
     "bridge": Style(4, 2, 2),
 }
-GROUND = ("#ffffff", "#14171b")  # of charts
+BACKGROUND = ("#ffffff", "#14171b")  # of charts, light and dark
 LEVELS = 9  # of a heat map
-RAMPS = {  # from low to high, on light and on dark ground
+RAMPS = {  # from low to high, on a light and a dark background
     "seq": (("#f1f6fb", "#5fa2cf", "#08306b"), ("#1d2631", "#2f74a8", "#c6e4ff")),
     "div": (("#8c3a00", "#f3f3f3", "#08407a"), ("#ffa766", "#23282f", "#86c9ff")),
 }
 
 
 def cycle(index: int) -> Style:
-    """The style of the n-th of many lines: 24 before one comes again."""
+    """The style of the n-th line; styles repeat after 24 lines."""
     return Style(index % INK, (index + index // INK) % len(DASHES), (index + index // INK) % len(MARKERS))
 
 
 def of_clients(kinds: Sequence[str]) -> list[Style]:
-    """A style for each client: the colour of its kind; 16 of a kind before one comes again."""
+    """One style for each client, in the colour of its kind; styles repeat after 16 clients of a kind."""
     ranks: Counter[str] = Counter()
     styles = []
     for kind in kinds:
@@ -55,7 +55,7 @@ def of_clients(kinds: Sequence[str]) -> list[Style]:
 
 
 def ramp(anchors: tuple[str, ...], count: int = LEVELS) -> list[str]:
-    """So many colours along the anchors, evenly."""
+    """``count`` evenly spaced colours along the anchors."""
     stops = [[int(a[i : i + 2], 16) for i in (1, 3, 5)] for a in anchors]
     colours = []
     for step in range(count):
@@ -67,7 +67,7 @@ def ramp(anchors: tuple[str, ...], count: int = LEVELS) -> list[str]:
 
 
 def contrast(one: str, other: str) -> float:
-    """Of WCAG 2: 1 to 21."""
+    """The contrast ratio of WCAG 2, from 1 to 21."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -85,7 +85,7 @@ def text_on(colour: str) -> str:
 def style_sheet() -> str:
     """The palette as CSS: --c0 ... for lines, .seq0 and .on-seq0 ... for cells of heat maps and numbers in them."""
     names = [f"--c{i}:light-dark({a},{b})" for i, (a, b) in enumerate(zip(LIGHT, DARK, strict=True))]
-    rules = [f":root{{{';'.join(names)};--chart:light-dark({GROUND[0]},{GROUND[1]})}}"]
+    rules = [f":root{{{';'.join(names)};--chart:light-dark({BACKGROUND[0]},{BACKGROUND[1]})}}"]
     for name, (light, dark) in RAMPS.items():
         for level, (a, b) in enumerate(zip(ramp(light), ramp(dark), strict=True)):
             rules.append(f".{name}{level}{{fill:light-dark({a},{b})}}")

@@ -1,39 +1,18 @@
-"""Pictures made of cells and bars as inline SVG: who holds which class, how alike clients are, how neurons fire."""
+"""Heat maps and bar charts as inline SVG: shards, similarity of clients, firing rates."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from asfedbridge.report.markup import Markup, show, tag
 from asfedbridge.report.palette import LEVELS
 
-CELL = 30  # units of a cell that holds a number
-MOST_NUMBERS = 12  # cells in a row; more are too small to read
-BODY = 360  # units that all cells of a row may take
-HEAD = 62  # for names of rows
+CELL = 30  # SVG units of a cell with a number
+MAX_NUMBERS = 12  # in a row; more would be too small to read
+BODY = 360  # maximum width of a row of cells
+HEAD = 62  # width of the row names
 Matrix = Sequence[Sequence[float | None]]
 
 
-def heat_map(matrix: Matrix, rows: Sequence[str], low: float, high: float, ramp: str, name: str) -> Markup:
-    """A square matrix; ``ramp`` is seq or div. A pair without a value is an empty cell."""
-    return _cells(matrix, rows, rows, low, high, ramp, name, lambda v: f"{v:.2f}".replace("0.", ".", 1))
-
-
-def shard_picture(counts: Sequence[Sequence[int]], rows: Sequence[str], name: str) -> Markup:
-    """A row for each client, a column for each class, darker where there are more training images."""
-    most = max((v for row in counts for v in row), default=0)
-    columns = [str(i) for i in range(len(counts[0]))]
-    matrix = [[v or None for v in row] for row in counts]
-    # Square roots: a Dirichlet split has few large shards, and small ones must not look like none.
-    shades = [[None if v is None else (v / max(most, 1)) ** 0.5 for v in row] for row in matrix]
-    return _cells(matrix, rows, columns, 0.0, 1.0, "seq", name, lambda v: f"{v:.0f}", shades)
-
-
-def refer(picture: Markup, name: str) -> Markup:
-    """The same picture once more, by reference to the one that has this id."""
-    opening = picture[: picture.index(">") + 1]
-    return Markup(f"{opening}{tag('use', href=f'#{name}')}</svg>")
-
-
-def _cells(
+def heat_map(
     matrix: Matrix,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -41,12 +20,16 @@ def _cells(
     high: float,
     ramp: str,
     name: str,
-    text: Callable[[float], str],
+    text: Callable[[float], str] = lambda value: f"{value:.2f}".replace("0.", ".", 1),
     shades: Matrix | None = None,
 ) -> Markup:
-    """Cells of one shade are one path: a hundred classes stay small."""
+    """A shade for each value, from ``low`` to ``high``; ``ramp`` is seq or div. None is an empty cell.
+
+    ``shades`` are the values to shade instead of those in ``matrix``. Cells of one shade share one path, which keeps
+    pictures with many classes small.
+    """
     across = min(CELL, BODY / len(columns))
-    down = min(CELL, max(8.0, across)) if len(rows) <= 2 * MOST_NUMBERS else max(2.0, BODY / len(rows))
+    down = min(CELL, max(8.0, across)) if len(rows) <= 2 * MAX_NUMBERS else max(2.0, BODY / len(rows))
     numbered = across >= CELL
     paths: dict[int, list[str]] = {}
     marks = []
@@ -81,18 +64,34 @@ def _cells(
     return tag("svg", shapes, frame, marks, names, viewBox=box, class_="chart", role="img", aria_label=name)
 
 
-def rate_bars(places: Mapping[str, Mapping[str, Sequence[float]]], levels: Sequence[str], name: str) -> Markup:
-    """For each place (stage 1, ...) bars of the share at each level, SNN beside Bridge.
+def shard_picture(counts: Sequence[Sequence[int]], rows: Sequence[str], name: str) -> Markup:
+    """One row per client and one column per class; a stronger shade means more training images."""
+    largest = max((v for row in counts for v in row), default=0)
+    columns = [str(i) for i in range(len(counts[0]))]
+    matrix = [[v or None for v in row] for row in counts]
+    # Square roots keep the small counts of a Dirichlet split visible beside the few large ones.
+    shades = [[None if v is None else (v / max(largest, 1)) ** 0.5 for v in row] for row in matrix]
+    return heat_map(matrix, rows, columns, 0.0, 1.0, "seq", name, lambda v: f"{v:.0f}", shades)
 
-    Heights go by the square root of the share, as the axis says: most neurons are silent most of the time, and the
-    other levels must be seen beside them.
+
+def refer(picture: Markup, name: str) -> Markup:
+    """The same picture again, as a reference to the element with this id."""
+    opening = picture[: picture.index(">") + 1]
+    return Markup(f"{opening}{tag('use', href=f'#{name}')}</svg>")
+
+
+def rate_bars(places: Mapping[str, Mapping[str, Sequence[float]]], levels: Sequence[str], name: str) -> Markup:
+    """One panel for each place (stage 1, ...): the share at each level, SNN beside Bridge.
+
+    Heights are square roots of the shares, as the axis shows: most neurons are silent, and the other rates must remain
+    visible beside them.
     """
-    who = [w for w in ("snn", "bridge") if any(w in entry for entry in places.values())]
+    networks = [w for w in ("snn", "bridge") if any(w in entry for entry in places.values())]
     colours = {"snn": 1, "bridge": 0}
     height, gap, head = 78.0, 30.0, 40.0
-    panel = 234.0  # two beside each other
+    panel = 234.0  # two side by side
     slot = (panel - head) / max(1, len(levels))
-    bar = min(24.0, slot / (len(who) + 0.6))
+    bar = min(24.0, slot / (len(networks) + 0.6))
     step = 1 if slot >= 34 else 2 if slot >= 19 else 4
     parts = []
     for index, (place, entry) in enumerate(places.items()):
@@ -101,9 +100,9 @@ def rate_bars(places: Mapping[str, Mapping[str, Sequence[float]]], levels: Seque
             y = foot - share**0.5 * height
             parts.append(tag("path", d=f"M{show(left + head)},{show(y)}h{show(panel - head)}", class_="grid"))
             parts.append(tag("text", f"{share:.0%}", x=left + head - 4, y=y + 4, class_="end"))
-        for k, w in enumerate(who):
+        for k, w in enumerate(networks):
             for j, share in enumerate(entry.get(w, ())):
-                x = left + head + slot * j + (slot - bar * len(who)) / 2 + bar * k
+                x = left + head + slot * j + (slot - bar * len(networks)) / 2 + bar * k
                 tall = share**0.5 * height
                 title = tag("title", f"{place}, {w.upper() if w == 'snn' else 'Bridge'}, rate {levels[j]}: {share:.2%}")
                 box = {"x": x, "y": foot - tall, "width": max(1.0, bar - 1.5), "height": tall}

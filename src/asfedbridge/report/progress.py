@@ -1,4 +1,7 @@
-"""Live progress of a run: one moving line on a terminal, one line per round everywhere."""
+"""Live progress of a run: one line per round and, on a terminal, a status line with a bar that moves with every epoch.
+
+In a log, rounds that end within ``LOG_SECONDS`` of the last line are left out, except the first and the last one.
+"""
 
 import shutil
 import sys
@@ -6,28 +9,33 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from asfedbridge.core import ClientInfo, Round
+from asfedbridge.core import ClientInfo, Round, printable
 from asfedbridge.data import describe_partition
 from asfedbridge.runs import IN_PYTHON, ON_NODES, Callback, EventRecord, RoundRecord, Run, group_means, ordered
 
+BAR = 20  # characters
+LOG_SECONDS = 5.0
+
 
 class Progress(Callback):
-    """Writes to a stream, stderr by default: results belong to stdout."""
+    """Writes to a stream, by default stderr because results go to stdout."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty()
-        self.total = self.next_round = self.clients = 0
-        self.columns: list[tuple[str, str]] = []  # titles and keys of what the method shows beside backbones
+        self.total = self.next_round = 0
+        self.columns: list[tuple[str, str]] = []  # titles and record keys of the method's own columns
         self.began = time.perf_counter()
         self.played = 0
+        self.epochs_done = self.epochs_per_round = 0  # of all clients: in this round, and in the last one
+        self.printed = 0.0  # when the last line was printed
 
     def on_wait(self, reason: str) -> None:
         self._line(f"{reason} ...")
 
     def on_run_begin(self, run: Run) -> None:
         spec, setting, next_round = run.spec, run.setting, run.next_round
-        self.total, self.next_round, self.clients = spec.rounds, next_round, len(setting.clients)
+        self.total, self.next_round = spec.rounds, next_round
         added, judged = spec.method.columns(), spec.method.reports
         self.columns = [(c.title, f"{c.point or judged}.{c.predictor}_accuracy") for c in added]
         self.began = time.perf_counter()
@@ -48,15 +56,15 @@ class Progress(Callback):
     def on_epoch_end(
         self, run: Run, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]
     ) -> None:
+        self.epochs_done += 1
         if not self.live:
             return
         numbers = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
-        status = (
-            f"round {self.next_round + 1}/{self.total}  client {client.id} of {self.clients}, {client.kind}  "
-            f"{stage} {epoch + 1}/{epochs}  {numbers}  {self._left()}"
-        )
+        client_state = f"client {client.id} {client.kind} {stage} {epoch + 1}/{epochs}"
+        place = f"round {self.next_round + 1}/{self.total} {self._bar()}"
+        status = "  ".join(filter(None, (place, self._left(), client_state, numbers)))
         columns = shutil.get_terminal_size().columns
-        self.stream.write("\r\x1b[2K" + status[: columns - 1])
+        self.stream.write("\r\x1b[2K" + printable(status)[: columns - 1])
         self.stream.flush()
 
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
@@ -66,6 +74,10 @@ class Progress(Callback):
         beside = "".join(f"  {name} {means[key]['all']:6.2f}" for name, key in self.columns if key in means)
         self.next_round = rnd.index + 1
         self.played += 1
+        self.epochs_per_round, self.epochs_done = self.epochs_done, 0
+        always = self.live or rnd.closing or self.played == 1 or self.next_round == self.total
+        if not always and time.perf_counter() - self.printed < LOG_SECONDS:
+            return
         width = len(str(self.total))
         name = "closing visit" if rnd.closing else f"round {self.next_round:{width}d}/{self.total}"
         self._line(
@@ -75,17 +87,27 @@ class Progress(Callback):
             self._line(f"stopped after round {run.played}: {run.stopped}")
 
     def on_event(self, run: Run, event: EventRecord) -> None:
-        who = "a node" if event.client is None else f"client {event.client}"
-        self._line(f"round {event.round + 1}/{self.total}  {who} {event.event}: {event.reason}")
+        self._line(f"round {event.round + 1}/{self.total}  {event.subject} {event.event}: {event.reason}")
+
+    def _part(self) -> float:
+        """The part of the current round that is done, by the number of epochs in the last one."""
+        return min(1.0, self.epochs_done / self.epochs_per_round) if self.epochs_per_round else 0.0
+
+    def _bar(self) -> str:
+        done = min(1.0, (self.next_round + self._part()) / self.total)
+        filled = int(BAR * done)
+        return f"[{'#' * filled}{'.' * (BAR - filled)}] {100 * done:.0f} %"
 
     def _left(self) -> str:
+        done = self.played + self._part()
         if not self.played:
             return ""
-        seconds = (time.perf_counter() - self.began) / self.played * (self.total - self.next_round)
+        seconds = (time.perf_counter() - self.began) / done * (self.total - self.next_round - self._part())
         if seconds < 0.5:
             return ""
         return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
 
     def _line(self, text: str) -> None:
-        self.stream.write(("\r\x1b[2K" if self.live else "") + text + "\n")
+        self.printed = time.perf_counter()
+        self.stream.write(("\r\x1b[2K" if self.live else "") + printable(text) + "\n")
         self.stream.flush()

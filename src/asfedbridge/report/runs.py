@@ -1,39 +1,46 @@
-"""What a report knows of a run: all that its folder holds, ready to be shown."""
+"""Reads all that a report shows of a run from its folder."""
 
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core import METHODS, BadInput
+from asfedbridge.core import METHODS, BadInput, ClientInfo, is_there, read_bytes
 from asfedbridge.paper.lookup import find_cell
 from asfedbridge.report.curves import Curves, trace
-from asfedbridge.report.settings import METHOD, Fields, flatten, name_changes
-from asfedbridge.report.tables import find_runs, name_data, name_split
+from asfedbridge.report.settings import METHOD, Fields, name_changes, read_fields
+from asfedbridge.report.tables import find_files, find_runs, name_data, name_split
 from asfedbridge.runs import (
     ENV,
     SPEC,
     SUMMARY,
     Analysis,
     CostTable,
+    EventRecord,
     RoundAnalysis,
+    RoundRecord,
+    RunEvaluation,
+    Spec,
     Summary,
-    quickstart,
+    describe_spec,
+    parse_summary,
     read_analysis,
     read_cost_table,
     read_course,
+    read_evaluation,
+    read_events,
     read_rounds,
     read_spec,
+    read_table,
+    summarise,
 )
 
 COSTS = "costs.json"  # asfedbridge costs --run DIR --json > DIR/costs.json
 Table = dict[str, Any]
-# Not part of what a run is, or in a column of its own.
-ASIDE = (
+# These do not describe the setting of a run, or have their own column.
+HIDDEN_FIELDS = (
     *("seed", "data", "partition", "alpha", "holdout", "method.name"),
-    *("checkpoint_every", "snapshot_every", "diagnose_every"),
+    *("checkpoint_every", "keep_checkpoints", "snapshot_every", "diagnose_every", "client_files"),
 )
 
 
@@ -45,11 +52,14 @@ class Run:
     fields: Fields  # of the specification
     environment: Table
     curves: Curves
+    events: Sequence[EventRecord]  # failures of clients behind a network
     analysis: Analysis | None
-    course: Sequence[RoundAnalysis]  # diagnosed rounds, else snapshots that were analysed
+    course: Sequence[RoundAnalysis]  # diagnosed rounds or, without them, analysed snapshots
     costs: CostTable | None
-    reported: Mapping[str, float]  # by the paper, for this cell
+    evaluation: RunEvaluation | None
+    reported: Mapping[str, float]  # the paper's values for this cell
     cell: str  # its place in the paper's tables
+    finished: bool = True
 
     @property
     def split(self) -> str:
@@ -60,18 +70,43 @@ class Run:
         return name_data(self.summary)
 
 
-def gather(folders: Sequence[Path], reported: Mapping[Path, Mapping[str, float]] | None = None) -> list[Run]:
-    """Every finished run in these folders and below. ``reported``: the paper's values, where a caller knows them."""
-    return [_read(folder, summary, (reported or {}).get(folder)) for folder, summary in find_runs(folders).items()]
+def gather(
+    folders: Sequence[Path], reported: Mapping[Path, Mapping[str, float]] | None = None, required: bool = True
+) -> list[Run]:
+    """Every finished run in these folders and below. ``reported``: the paper's values by run folder, if known."""
+    found = find_runs(folders, required).items()
+    return [_read(folder, summary, read_rounds(folder), (reported or {}).get(folder)) for folder, summary in found]
 
 
-def count_unfinished(folders: Sequence[Path]) -> int:
-    specs = {file.parent for folder in folders for file in folder.rglob(SPEC)}
-    return sum(not (folder / SUMMARY).exists() for folder in specs)
+def gather_unfinished(folders: Sequence[Path]) -> tuple[list[Run], int]:
+    """Every run that has not ended, as far as it is, and the number of those that cannot be shown."""
+    specs = {file.parent: None for folder in folders for file in find_files(folder, SPEC)}
+    begun = [folder for folder in specs if not is_there(folder / SUMMARY)]
+    runs = []
+    for folder in begun:
+        try:
+            spec = read_spec(folder)
+        except BadInput:
+            continue  # a plugin's, or of another version
+        if spec is not None:
+            records = read_rounds(folder)
+            runs.append(replace(_read(folder, summarise_so_far(spec, records), records, None), finished=False))
+    return runs, len(begun) - len(runs)
+
+
+def summarise_so_far(spec: Spec, records: Sequence[RoundRecord]) -> Summary:
+    """The summary of a run that has not ended, from its records: ``stopped_early`` says how far it is."""
+    clients = {r.client: ClientInfo(r.client, r["kind"], r.get("model", ""), r.get("width", 1.0)) for r in records}
+    played = min(spec.rounds, 1 + max((r.round for r in records), default=-1))
+    about = describe_spec(spec) | {"stopped_early": {"rounds": played, "reason": ""}, "wall_seconds": 0.0}
+    return parse_summary(summarise(spec.method, [clients[i] for i in sorted(clients)], records, about))
 
 
 def describe_settings(runs: Sequence[Run]) -> list[str]:
-    """For each run, what sets it apart from the others on its data; a method's fields from its other runs there."""
+    """For each run, the fields in which it differs from the others on its data.
+
+    The fields of a method are compared only with the other runs of that method.
+    """
     texts: list[list[str]] = [[] for _ in runs]
     for of_method in (False, True):
         peers: dict[tuple[str, str], list[int]] = {}
@@ -85,36 +120,45 @@ def describe_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def _described(fields: Fields, of_method: bool) -> Fields:
-    return {k: v for k, v in fields.items() if k not in ASIDE and k.startswith(METHOD) == of_method}
+    return {k: v for k, v in fields.items() if k not in HIDDEN_FIELDS and k.startswith(METHOD) == of_method}
 
 
-def _read(folder: Path, summary: Summary, reported: Mapping[str, float] | None) -> Run:
-    file = folder / SPEC
-    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+def _read(folder: Path, summary: Summary, records: Sequence[RoundRecord], reported: Mapping[str, float] | None) -> Run:
+    file, fix = folder / SPEC, "restore it or name other folders"
+    text = read_bytes(file, fix=fix).decode("utf-8", "replace") if is_there(file) else ""
+    fields = read_fields(folder)
     try:
-        fields = flatten(tomllib.loads(text))
         columns = METHODS[summary.method].columns() if summary.method in METHODS else ()
-        curves = trace(read_rounds(folder), summary.point, summary.played, columns)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{folder}: is not as a run leaves it ({error}); remove it or name other folders") from None
+        curves = trace(records, summary.point, summary.played, columns)
+    except BadInput:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{folder}: damaged run folder ({error}); remove it or name other folders") from None
     if unknown := curves.clients.keys() - {c.id for c in summary.clients}:
-        raise BadInput(f"{folder}: rounds.jsonl has client {min(unknown)}, summary.json has not; restore the files")
+        raise BadInput(f"{folder}: client {min(unknown)} is in rounds.jsonl but not in summary.json; restore the files")
     place = None
     try:
-        spec = read_spec(folder, quickstart())
+        spec = read_spec(folder)
         place = find_cell(spec) if spec else None
     except BadInput:
-        pass  # a model of somebody's own, or a field of another version: no cell of the paper
-    cell = f"{place.experiment}: {place.cell.row}, {place.cell.column}; this run: {place.scale} scale" if place else ""
+        pass  # a user's own model, or a field of another version: not a cell of the paper
+    cell = f"{place.experiment}: {place.cell.row}, {place.cell.title}; this run: {place.scale} scale" if place else ""
     found = reported if reported is not None else place.cell.reported if place else {}
     analysis = read_analysis(folder)
     course = read_course(folder) or (analysis.by_round if analysis else ())
-    environment, costs = _read_json(folder / ENV) or {}, read_cost_table(folder / COSTS)
-    return Run(folder, summary, text, fields, environment, curves, analysis, course, costs, found, cell)
-
-
-def _read_json(file: Path) -> Table | None:
-    try:
-        return dict(json.loads(file.read_bytes())) if file.exists() else None
-    except (ValueError, TypeError):
-        raise BadInput(f"{file}: is not a JSON object; remove it or make it again") from None
+    environment, costs = read_table(folder / ENV, "remove it or make it again") or {}, read_cost_table(folder / COSTS)
+    return Run(
+        folder,
+        summary,
+        text,
+        fields,
+        environment,
+        curves,
+        read_events(folder),
+        analysis,
+        course,
+        costs,
+        read_evaluation(folder),
+        found,
+        cell,
+    )

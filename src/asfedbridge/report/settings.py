@@ -1,13 +1,12 @@
-"""What the specifications of runs say, and in what they differ."""
+"""Fields of specifications, and the fields in which runs differ."""
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asfedbridge.core import BadInput
+from asfedbridge.core import is_there, read_toml
 from asfedbridge.runs import SPEC
 
 Fields = dict[str, Any]  # of a specification, by dotted name
@@ -15,12 +14,9 @@ METHOD = "method."
 
 
 def read_fields(folder: Path) -> Fields:
-    """The specification of a run; empty where the folder has none."""
+    """The specification of a run; empty if the folder has none."""
     file = folder / SPEC
-    try:
-        return flatten(tomllib.loads(file.read_text(encoding="utf-8", errors="replace"))) if file.exists() else {}
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{file}: is not valid TOML ({error}); restore it or name other folders") from None
+    return flatten(read_toml(file, "restore it or name other folders")) if is_there(file) else {}
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> Fields:
@@ -31,12 +27,12 @@ def flatten(table: dict[str, Any], prefix: str = "") -> Fields:
 
 
 def name_changes(tables: Sequence[Fields]) -> list[str]:
-    """For each table, the fields that vary among them, unless it has the value that most of them have."""
+    """For each table, the fields that vary among the tables and in which it does not have the majority's value."""
     keys = dict.fromkeys(key for table in tables for key in table)
     counts = {key: Counter(repr(table[key]) if key in table else "" for table in tables) for key in keys}
     return [
         ", ".join(
-            f"{key.removeprefix(METHOD)}={value if isinstance(value, str) else json.dumps(value)}"
+            f"{key.removeprefix(METHOD)}={value if isinstance(value, str) else json.dumps(value, default=str)}"
             for key, value in table.items()
             if len(counts[key]) > 1 and 2 * counts[key][repr(value)] <= counts[key].total()
         )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from scipy.special import stdtrit
 
 from asfedbridge.core import Column, table_columns
-from asfedbridge.runs import Summary
+from asfedbridge.runs import ClientSummary, Summary
 
 CONFIDENCE = 0.95
 Shards = tuple[tuple[int, str, int, int], ...]
@@ -55,7 +55,7 @@ class Scores:
 
 
 def read_scores(summary: Summary, point: str | None = None) -> Scores:
-    """A run's accuracies where its method is judged, or at another evaluation point (then of groups only)."""
+    """A run's accuracies at the point where its method is judged, or at ``point`` (then only of groups)."""
     shards = tuple((c.id, c.kind, c.train, c.test) for c in summary.clients)
     if point is not None:
         return Scores(summary.points.get(point, {}), {}, shards, summary.partition_digest)
@@ -68,9 +68,19 @@ def read_scores(summary: Summary, point: str | None = None) -> Scores:
     return Scores({**summary.accuracy, **shared}, clients, shards, summary.partition_digest)
 
 
+def worst_tenth(clients: Iterable[ClientSummary]) -> dict[str, float]:
+    """The mean over the least accurate tenth of each group with several clients; a tenth is at least one client."""
+    found: dict[str, list[float]] = {}
+    for c in clients:
+        if c.accuracy is not None:
+            for group in (c.kind, "all"):
+                found.setdefault(group, []).append(c.accuracy)
+    return {g: fmean(sorted(v)[: max(1, round(len(v) / 10))]) for g, v in found.items() if len(v) > 1}
+
+
 @dataclass(frozen=True)
 class Series:
-    """Runs of one specification that differ in their seed alone."""
+    """Runs of one specification that differ only in seed."""
 
     runs: Mapping[int, Scores]  # by seed
 
@@ -97,9 +107,9 @@ class Series:
         return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
 
     def paired(self, reference: "Series", group: str) -> dict[int, float]:
-        """By how much the group is ahead of the reference, for each seed that both have on the same shards.
+        """Accuracy minus that of the reference, for each seed that both have on the same shards.
 
-        A shared network is compared with the reference's own, or with all its clients where it has none.
+        A shared network is compared with that of the reference or, if it has none, with all its clients.
         """
         found = {}
         for seed, mine in self.runs.items():
@@ -112,7 +122,7 @@ class Series:
         return found
 
     def difference(self, reference: "Series", group: str) -> Difference | None:
-        """The paired difference: over seeds where there are several, over the clients of the only seed otherwise."""
+        """The paired difference, over seeds if there are several, else over the clients of the only seed."""
         by_seed = self.paired(reference, group)
         if not by_seed:
             return None
@@ -145,16 +155,16 @@ def group_title(group: str) -> str:
 
 
 def _added() -> dict[str, Column]:
-    """What methods show beside the clients' own accuracies, as far as it is compared over seeds."""
+    """The columns that methods add to the clients' accuracies and that are averaged over seeds."""
     return {key: column for key, column in table_columns().items() if column.averaged}
 
 
 def difference_columns(series: Sequence[Series], reference: Series | None, name: str) -> tuple[list[list[str]], str]:
-    """Columns of a table, as a head and the cells of each series, and the line to put under the table.
+    """Columns of a table, as a head and the cells of each series, and the note below the table.
 
     The columns hold the difference to the reference for each group of clients and for the fused prediction (against all
-    clients of a reference that has none), and what the interval is over. There are
-    none, and no line, without a reference or where nothing can be paired with it.
+    clients of a reference without one), and the unit of the interval. Columns and note are empty without a reference or
+    if no run can be paired with it.
     """
     hidden = {key for key, column in _added().items() if not column.compared}
     groups = [g for g in order_groups(g for s in series for g in s.groups) if g not in hidden]
@@ -174,7 +184,7 @@ def difference_columns(series: Sequence[Series], reference: Series | None, name:
 
 
 def explain_differences(found: Iterable[Difference | None], name: str) -> str:
-    """The line under a table of differences; empty where there are none."""
+    """The note below a table of differences; empty if there are none."""
     units = {one.unit for one in found if one is not None}
     if not units:
         return ""

@@ -1,4 +1,4 @@
-"""One run: specification, recipes, fleet, the run itself and its folder."""
+"""Runs: specification, recipes, fleet, execution, run folder and results."""
 
 import lazy_loader
 

@@ -1,7 +1,6 @@
-"""The content of ``analysis.json``: what ``asfedbridge analyze`` measured on a finished run."""
+"""The content of ``analysis.json``: measurements of ``asfedbridge analyze`` on a finished run."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from asfedbridge.engines.files import write_atomic
 from asfedbridge.runs.json_table import Entries, JsonTable, read_table
 from asfedbridge.runs.summary import Means
 
-ANALYSIS_FORMAT = 2  # 1 had a probe set that was not balanced
+ANALYSIS_FORMAT = 2  # in format 1 the probe set was not balanced
 ANALYSIS_FILE = "analysis.json"
 MEASURES = ("cka", "mmd", "gradients")
 Matrix = tuple[tuple[float | None, ...], ...]
@@ -24,12 +23,12 @@ class Measure:
     """A measure of pairs of clients."""
 
     blocks: dict[str, Block]  # by kind of client, and "cross"
-    matrix: Matrix = ()  # in the order of the clients; None: a pair without a value; empty where only blocks are kept
+    matrix: Matrix = ()  # in the order of the clients; None: a pair without a value; empty if only blocks are stored
     bandwidth: float | None = None  # of the kernel, for MMD
-    bandwidth_runs: int = 0  # that chose the bandwidth together
+    bandwidth_runs: int = 0  # number of runs that determined the bandwidth
 
     def mean(self, block: str) -> float | None:
-        """None where the block is absent or no pair of it has a value."""
+        """None if the block is absent or none of its pairs has a value."""
         return self.blocks[block].mean if block in self.blocks else None
 
 
@@ -69,9 +68,9 @@ class RoundAnalysis(Entries):
 
 @dataclass(frozen=True, eq=False)
 class Analysis(Entries):
-    """What was measured on the clients of a run. It is also a mapping of the entries of ``analysis.json``."""
+    """Measurements on the clients of a run. Also a mapping of the entries of ``analysis.json``."""
 
-    folder: str  # of the run; empty when read from a file, which does not name it
+    folder: str  # of the run; empty when read from a file, which does not contain it
     method: str
     data: str
     seed: int
@@ -81,7 +80,7 @@ class Analysis(Entries):
     point: str
     probe_images: int
     reported: float  # accuracy of all clients in the summary
-    reproduced: bool  # every accuracy equals the one that the run recorded
+    reproduced: bool  # every accuracy equals the recorded one
     clients: tuple[AnalysedClient, ...]
     measures: dict[str, Measure]
     rates: tuple[ClientRates, ...]
@@ -110,7 +109,7 @@ class Analyses:
     correlation: tuple[DataCorrelation, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What ``analyze --json`` prints."""
+        """The output of ``analyze --json``."""
         return {
             "runs": [run.to_json() for run in self.runs],
             "correlation": [table.to_json() for table in self.correlation],
@@ -118,14 +117,9 @@ class Analyses:
 
 
 def read_analysis(folder: Path, name: str = ANALYSIS_FILE) -> Analysis | None:
-    """The analysis of the run in ``folder``; None if there is none, or one of an older format.
-
-    BadInput names an entry that is wrong.
-    """
+    """The analysis of the run in ``folder``; None if there is none. BadInput names an invalid entry."""
     found = read_table(folder / name, "remove it, or analyse the run again")
-    if found is None or JsonTable(found, folder / name, "the analysis of a run").whole("format", 0) < ANALYSIS_FORMAT:
-        return None
-    return parse_analysis(found, folder / name)
+    return None if found is None else parse_analysis(found, folder / name)
 
 
 def write_analysis(file: Path, entries: Mapping[str, Any]) -> None:
@@ -136,7 +130,7 @@ def write_analysis(file: Path, entries: Mapping[str, Any]) -> None:
 
 
 def parse_analysis(entries: Mapping[str, Any], file: Path = Path(ANALYSIS_FILE)) -> Analysis:
-    """An analysis from the content of its file; BadInput names ``file`` and the entry that is wrong."""
+    """An analysis from the content of its file; BadInput names ``file`` and the invalid entry."""
     table = JsonTable(entries, file, "the analysis of a run")
     table.check_format(ANALYSIS_FORMAT)
     clients = tuple(_parse_client(entry) for entry in table.tables("clients"))
@@ -161,7 +155,7 @@ def parse_analysis(entries: Mapping[str, Any], file: Path = Path(ANALYSIS_FILE))
 
 
 def parse_round(table: JsonTable, clients: int | None = None) -> RoundAnalysis:
-    """A round; without a number of ``clients`` it has blocks only."""
+    """A round; without the number of ``clients``, matrices are not read."""
     accuracy = table.table("accuracy")
     return RoundAnalysis(
         round=table.whole("round"),
@@ -199,10 +193,7 @@ def _parse_measures(table: JsonTable, clients: int | None) -> dict[str, Measure]
 
 
 def _parse_block(block: JsonTable) -> Block:
-    mean = block.optional_number("mean")
-    if mean is not None and not math.isfinite(mean):
-        raise block.wrong("mean", "a finite number")
-    return Block(mean, block.whole("pairs"))
+    return Block(block.optional_number("mean"), block.whole("pairs"))
 
 
 def _parse_matrix(measure: JsonTable, clients: int) -> Matrix:

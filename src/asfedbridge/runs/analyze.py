@@ -1,8 +1,8 @@
-"""Analyses of finished runs: every client rebuilt from its checkpoint, all compared on one probe set.
+"""Analyses of finished runs: clients are rebuilt from the last checkpoint and compared on one probe set.
 
 The last checkpoint holds every client after its last local training (``trained``) and the server's last state, from
-which each client can receive the last aggregate (``received``): both points can be analysed for every method. The
-default is the point whose accuracy the summary reports. Snapshots show clients at ``trained``, before aggregation.
+which each client can receive the last aggregate (``received``). Both points can be analysed for every method. The
+default is the point whose accuracy the summary reports. Snapshots hold clients at ``trained``, before aggregation.
 """
 
 import dataclasses
@@ -30,18 +30,18 @@ from asfedbridge.runs.analysis_record import (
     parse_analysis,
     write_analysis,
 )
-from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_rounds, read_spec, read_summary
-from asfedbridge.runs.rebuild import Portrait, Table, Tell, portray
-from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.folder import CHECKPOINT, SNAPSHOTS, read_spec, read_summary
+from asfedbridge.runs.rebuild import Measurements, Table, Tell, measure_clients, rebuild
+from asfedbridge.runs.record_files import read_rounds
 from asfedbridge.runs.records import accuracies_after
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import Spec
 from asfedbridge.runs.summary import Summary
 
 
 @dataclass(frozen=True)
 class Study:
-    """A run, measured, but for what depends on other runs."""
+    """The measurements of a run that do not depend on other runs."""
 
     folder: Path
     spec: Spec
@@ -49,22 +49,22 @@ class Study:
     clients: list[ClientInfo]
     images: int
     fingerprint: str
-    final: Portrait
-    snapshots: list[Portrait]
+    final: Measurements
+    snapshots: list[Measurements]
     point: Point
 
     @property
     def kernel(self) -> tuple[str, int]:
-        """Runs that share a bandwidth: same data, features of one width."""
+        """Runs with the same key, data and feature size, share one bandwidth."""
         return self.fingerprint, self.spec.feature_dim
 
 
 def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point | None = None) -> Analyses:
     """Measure each run and write its analysis file; return all of them and the correlations over them.
 
-    ``point``: where the final clients stand; None: where their method is judged.
+    ``point``: the evaluation point of the final clients; None: where their method is judged.
     """
-    opened = [(folder, *open_run(folder)) for folder in folders]  # all of them, before the first one takes its time
+    opened = [(folder, *open_run(folder)) for folder in folders]  # fail early: check all folders before measuring
     studies = [study(folder, spec, summary, data_root, tell, point) for folder, spec, summary in opened]
     results = []
     for one in studies:
@@ -78,7 +78,7 @@ def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point |
 
 
 def file_name(spec: Spec, point: Point | None) -> str:
-    """``analysis.json`` at the method's own point, which reports show; the other point has a file of its own."""
+    """``analysis.json``, which reports show, for the point where the method is judged; else ``analysis-POINT.json``."""
     return ANALYSIS_FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
 
 
@@ -89,12 +89,16 @@ def study(folder: Path, spec: Spec, summary: Summary, data_root: Path, tell: Tel
     identity = setting.identity(spec)
     last = read_last(folder, summary.played, identity)
     chosen = choose_clients(setting.clients)
-    states = folder / CHECKPOINT / checkpoint.CLIENTS
-    final = portray(spec, setting, chosen, last, states, point, tell, f"{folder}", closing=True)
-    snapshots = []
-    for kept in checkpoint.list_folders(folder / SNAPSHOTS):
-        then = checkpoint.read(kept, identity)
-        snapshots.append(portray(spec, setting, chosen, then, kept / checkpoint.CLIENTS, "trained", tell, f"{kept}"))
+
+    def measure(found: checkpoint.Checkpoint, states: Path, at: Point, where: Path, closing: bool) -> Measurements:
+        clients = rebuild(spec, setting, chosen, found, states, at, closing)
+        return measure_clients(clients, found.next_round, setting.probe, spec.method, tell, where)
+
+    final = measure(last, folder / CHECKPOINT / checkpoint.CLIENTS, point, folder, closing=True)
+    snapshots = [
+        measure(checkpoint.read(kept, identity), kept / checkpoint.CLIENTS, "trained", kept, closing=False)
+        for kept in checkpoint.list_folders(folder / SNAPSHOTS)
+    ]
     return Study(folder, spec, summary, chosen, setting.probe.test_size, setting.fingerprint, final, snapshots, point)
 
 
@@ -115,16 +119,16 @@ def correlations(results: Sequence[Analysis]) -> list[DataCorrelation]:
 
 
 def open_run(folder: Path) -> tuple[Spec, Summary]:
-    """Specification and summary of a finished run whose clients are in its folder."""
-    spec = read_spec(folder, quickstart())
+    """Specification and summary of a finished run whose clients are stored in its folder."""
+    spec = read_spec(folder)
     if spec is None:
-        raise BadInput(f"{folder}: is no run folder (no spec.toml); give one that asfedbridge run has written")
+        raise BadInput(f"{folder}: is not a run folder (no spec.toml); give one that asfedbridge run has written")
     summary = read_summary(folder)
     if summary is None:
-        raise BadInput(f"{folder}: the run has not ended; finish it with asfedbridge run --resume --out {folder}")
+        raise BadInput(f"{folder}: the run is not finished; finish it with resume=True")
     if summary.engine == "flower":
         raise BadInput(
-            f"{folder}: a run of engine flower, whose clients are on their nodes; "
+            f"{folder}: a run of engine flower, whose clients are stored on their nodes; "
             f"give a run of engine local or pool (the same specification gives the same bits)"
         )
     return spec, summary
@@ -135,16 +139,16 @@ def read_last(folder: Path, rounds: int, identity: Mapping[str, str]) -> checkpo
     found = checkpoint.list_folders(folder / CHECKPOINT)
     last = checkpoint.read(found[-1], identity) if found else None
     if last is None or last.next_round != rounds:
-        raise BadInput(f"{folder / CHECKPOINT}: the run's last checkpoint is not here, which is needed; run again")
+        raise BadInput(f"{folder / CHECKPOINT}: the checkpoint after the last round is missing; run again")
     return last
 
 
 def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
-    """The content of analysis.json, which ``parse_analysis`` reads; ``docs/analysis.md`` documents every key."""
+    """The content of analysis.json, which ``parse_analysis`` reads. docs/analysis.md documents every key."""
     spec, summary = one.spec, one.summary
     records = read_rounds(one.folder)
     key = f"{one.point}.accuracy"
-    reported = {r["client"]: r[key] for r in records if key in r}  # the newest of each client
+    reported = {r["client"]: r[key] for r in records if key in r}  # the latest of each client
     kinds = [c.kind for c in one.clients]
     clients = [
         {
@@ -181,15 +185,15 @@ def _describe(one: Study, bandwidth: float, pooled: int) -> Table:
     }
 
 
-def _measures(portrait: Portrait, kinds: Sequence[str], bandwidth: float, pooled: int) -> Table:
+def _measures(found: Measurements, kinds: Sequence[str], bandwidth: float, pooled: int) -> Table:
     kernel = {"bandwidth": bandwidth, "bandwidth_runs": pooled, "fourier_features": FOURIER, "seed": SEED}
-    compared = portrait.gradients
+    compared = found.gradients
     return {
-        "cka": _matrix(linear_cka(portrait.features), kinds),
-        "mmd": _matrix(mmd_squared(portrait.features, bandwidth), kinds) | kernel,
+        "cka": _matrix(linear_cka(found.features), kinds),
+        "mmd": _matrix(mmd_squared(found.features, bandwidth), kinds) | kernel,
         "gradients": _matrix(compared.cosine_NN, kinds)
         | {"scalars": compared.scalars_NN.tolist(), "tensors": compared.shared, "not_shared": compared.partial},
-        "rates": portrait.rates,
+        "rates": found.rates,
     }
 
 

@@ -1,4 +1,4 @@
-"""What observes a run: the ``Callback`` class that users subclass, the run they are shown, and their registry.
+"""The ``Callback`` class that users subclass, the ``Run`` that callbacks receive, and the registry of callbacks.
 
 docs/callbacks.md shows how to write one.
 """
@@ -20,28 +20,28 @@ from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.toml import parse_assignment
 
 if TYPE_CHECKING:
-    from asfedbridge.runs.run import Setting
+    from asfedbridge.runs.setting import Setting
 
 C = TypeVar("C", bound=Callable[..., "Callback"])
 
 
 @dataclass
 class Run:
-    """A run in progress, as callbacks see it. Treat everything in it as read-only; ``stop`` is the only command."""
+    """A run in progress, as callbacks see it. Treat its attributes as read-only; only ``stop`` changes the run."""
 
     spec: Spec
     setting: "Setting"  # task, clients and their shards
     path: Path  # the run folder
-    next_round: int = 0  # the round this process begins with; above 0 when the run is resumed
+    next_round: int = 0  # the first round of this process; above 0 in a resumed run
     played: int = 0  # rounds so far, without the closing visit
     records: list[RoundRecord] = field(default_factory=list)  # one per client and round, of all rounds so far
-    participants: Sequence[ClientInfo] = ()  # of the last round: the clients that delivered
+    participants: Sequence[ClientInfo] = ()  # clients of the last round that returned an upload
     uploads: Mapping[int, Upload] = field(default_factory=dict)  # of the last round, by client
     server: Payload = field(default_factory=dict)  # the server's state after the last round
-    stopped: str = ""  # why the run ends early; empty: it does not
+    stopped: str = ""  # the reason for stopping early, or empty
 
     def stop(self, reason: str) -> None:
-        """End the run after the current round; in ``on_run_begin``, before the next one unless it would be the first.
+        """End the run after the current round. In ``on_run_begin`` of a resumed run, end it before the next round.
 
         The state is saved, clients receive the last aggregate, and ``summary.json`` gets an entry ``stopped_early``.
         """
@@ -51,15 +51,15 @@ class Run:
 class Callback:
     """Observes a run. Every method does nothing; override those you need.
 
-    Callbacks run in the process of the server, in the order in which they are given. When one of them raises an
-    exception, the round in progress is finished and saved, and the run ends with ``CallbackFailed``.
+    Callbacks run in the server's process, in the order in which they are given. If one of them raises an exception, the
+    round in progress is finished and saved, and the run ends with ``CallbackFailed``.
     """
 
     def on_wait(self, reason: str) -> None:
-        """Something takes long before the run can begin."""
+        """The run waits: something takes long before it begins, or a worker process has been suspended."""
 
     def on_run_begin(self, run: Run) -> None:
-        """Called before the first round of this process. ``run.records`` holds the rounds of a resumed run."""
+        """Called before the first round of this process. ``run.records`` holds the earlier rounds of a resumed run."""
 
     def on_epoch_end(
         self, run: Run, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]
@@ -70,19 +70,20 @@ class Callback:
         """A round is recorded and, if one was due, its checkpoint is written. ``rnd.closing``: the closing visit."""
 
     def on_event(self, run: Run, event: EventRecord) -> None:
-        """Something happened to a client behind a network: ``round``, ``event``, ``client`` and ``reason``."""
+        """A client behind a network was absent, lost, refused ...: ``round``, ``event``, ``client`` and ``reason``."""
 
     def on_run_end(self, run: Run, summary: Summary) -> None:
         """The run is complete and ``summary.json`` is written."""
 
     def on_failure(self, run: Run, error: BaseException) -> None:
-        """The run ends without a summary: an error, or Ctrl-C (KeyboardInterrupt). Release what you hold."""
+        """The run ends without a summary: an error, or Ctrl-C (KeyboardInterrupt). Release resources here."""
 
 
 class CallbackList:
-    """Calls the callbacks of a run, in order. ``engine`` ones come first and their errors are the run's own.
+    """Calls the callbacks of a run in order. Those of ``engine`` come first, and their errors end the run at once.
 
-    The first exception of a user's callback is kept until the round is saved; that callback is not called again.
+    The first exception of a user's callback is kept until the round is saved. That callback is then called only for
+    ``on_failure``.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -114,7 +115,7 @@ class CallbackList:
         self.check()
 
     def abandon(self, error: BaseException) -> None:
-        """The run ends by ``error``, which no callback may hide."""
+        """The run ends with ``error``; exceptions of callbacks do not replace it."""
         if self.run:
             self._call("on_failure", self.run, error)
 
@@ -138,18 +139,18 @@ class CallbackList:
                 getattr(callback, name)(*args)
             except Exception as error:
                 if name == "on_run_begin" and isinstance(error, BadInput):
-                    raise  # nothing is computed yet, and the message is for the user as it is
+                    raise  # nothing is computed yet, and the user needs the message unchanged
                 failure = CallbackFailed(_explain(callback, name, error, complete))
                 failure.__cause__ = error
                 self._failed.setdefault(place, failure)
 
 
 def _explain(callback: Callback, name: str, error: Exception, complete: bool) -> str:
-    """One line: which callback, where, why, and what is left of the run."""
+    """One line with the callback, the method, the exception, its place, and the state of the run."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
     why = " ".join(f"{type(error).__name__}: {error}".split())
-    left = "the run is complete" if complete else "what was computed is saved; resume the run to go on"
+    left = "the run is complete" if complete else "completed rounds are saved; resume the run to continue"
     return f"callback {type(callback).__name__} failed in {name} ({why}; {where}); {left}"
 
 
@@ -157,14 +158,16 @@ CALLBACKS: dict[str, Callable[..., Callback]] = {}
 
 
 def register_callback(name: str) -> Callable[[C], C]:
-    """Decorator: make a class known to ``asfedbridge run --callback NAME``."""
+    """Decorator: register a class for ``asfedbridge run --callback NAME``."""
 
     def enter(make: C) -> C:
         known = CALLBACKS.get(name)
         if not name or set(name) & set(":,;= "):
-            raise ValueError(f"'{name}' cannot name a callback: leave out spaces and any of : , ; =")
+            raise ValueError(
+                f"invalid callback name '{name}': it must not be empty or contain spaces or any of : , ; ="
+            )
         if known and getattr(known, "__qualname__", "") != getattr(make, "__qualname__", ""):
-            raise ValueError(f"two callbacks are called '{name}'")
+            raise ValueError(f"callback '{name}' is already registered; choose another name")
         CALLBACKS[name] = make
         return make
 
@@ -172,25 +175,25 @@ def register_callback(name: str) -> Callable[[C], C]:
 
 
 def known_callbacks() -> Mapping[str, Callable[..., Callback]]:
-    """All callbacks by name, those that come with the library included."""
+    """All callbacks by name, including those of the library."""
     import asfedbridge.runs.callbacks  # noqa: F401  registers them
 
     return CALLBACKS
 
 
 def make_callback(text: str) -> Callback:
-    """A callback from ``NAME`` or ``NAME:key=value,...``, as the command line gives it."""
+    """A callback from ``NAME`` or ``NAME:key=value,...``, as on the command line."""
     known = known_callbacks()
     name, _, rest = text.partition(":")
     if name not in known:
-        raise BadInput(f"--callback {text}: unknown callback '{name}'{nearest(name, known)}")
+        raise BadInput(f"callback={text}: unknown callback '{name}'{nearest(name, known)}")
     make = known[name]
     options = dict(parse_assignment(word) for word in rest.split(",") if word.strip())
     fields = list(inspect.signature(make).parameters)
     for key in options:
         if key not in fields:
-            raise BadInput(f"--callback {text}: {name} has no option '{key}'{nearest(key, fields)}")
+            raise BadInput(f"callback={text}: {name} has no option '{key}'{nearest(key, fields)}")
     try:
         return make(**options)
     except TypeError as error:  # an option without a default is missing
-        raise BadInput(f"--callback {text}: {error}") from None
+        raise BadInput(f"callback={text}: {error}") from None

@@ -1,4 +1,4 @@
-"""What ``asfedbridge costs --json`` prints, and ``measured-costs.json`` of a run: docs/costs.md explains every key."""
+"""The output of ``asfedbridge costs --json``, and ``measured-costs.json`` of a run. docs/costs.md explains the keys."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ Amounts = dict[str, float | None]  # by key; None: not known
 
 @dataclass(frozen=True)
 class CostSetting:
-    """The fleet, the shape of its images, and how it trains."""
+    """The fleet, the shape of its images, and the settings of local training."""
 
     fleet: str
     T: int
@@ -65,7 +65,7 @@ class ModelCost:
 class ConfigurationCost:
     """One example forward, mean over the clients of a configuration."""
 
-    bridge: bool  # a pass of the Bridge is included
+    bridge: bool  # includes a forward pass of the Bridge
     operations: Amounts
 
 
@@ -75,15 +75,15 @@ class MethodCost:
 
     up_mb: float | None = None
     down_mb: float | None = None
-    table_mb: float | None = None  # what the paper's table counts
+    table_mb: float | None = None  # the amount that the paper's table reports
     server_mb: float | None = None
     training: dict[str, Amounts] = field(default_factory=dict)  # by kind of client
-    refused: str = ""  # why the method cannot run this fleet; then there is nothing else
+    refused: str = ""  # why the method cannot run this fleet; then all other fields are empty
 
 
 @dataclass(frozen=True, eq=False)
 class CostTable(Entries):
-    """Costs of a specification. It is also a mapping of the entries of ``costs --json``."""
+    """Costs of a specification. Also a mapping of the entries of ``costs --json``."""
 
     setting: CostSetting
     bridge: NetworkCost
@@ -103,7 +103,7 @@ class RunCosts(Entries):
 
 
 def parse_costs(entries: Mapping[str, Any], file: Path = Path("costs.json")) -> CostTable:
-    """A cost table from the output of ``costs --json``; BadInput names ``file`` and the entry that is wrong."""
+    """A cost table from the output of ``costs --json``; BadInput names ``file`` and the invalid entry."""
     table = JsonTable(entries, file, "a table of asfedbridge costs")
     table.check_format(FORMAT)
     setting, bridge = table.table("setting"), table.table("bridge")
@@ -129,14 +129,14 @@ def parse_costs(entries: Mapping[str, Any], file: Path = Path("costs.json")) -> 
 
 
 def parse_run_costs(entries: Mapping[str, Any], file: Path = Path(MEASURED_COSTS)) -> RunCosts:
-    """The costs of a run from the content of their file; BadInput names ``file`` and the entry that is wrong."""
+    """The costs of a run from the content of their file; BadInput names ``file`` and the invalid entry."""
     table = JsonTable(entries, file, "a table of the costs of a run")
     table.check_format(FORMAT)
     return RunCosts(_parse_operations(table.table("forward")), _parse_method(table), table.entries)
 
 
 def read_cost_table(file: Path) -> CostTable | None:
-    """The output of ``costs --json`` in a file, if there is one; BadInput names an entry that is wrong."""
+    """The output of ``costs --json`` in a file, or None without the file; BadInput names an invalid entry."""
     found = read_table(file)
     return None if found is None else parse_costs(found, file)
 

@@ -1,4 +1,4 @@
-"""What a specification or a finished run costs: docs/costs.md explains every key."""
+"""Costs of a specification or of a finished run. docs/costs.md explains every key."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from asfedbridge.analysis.costs import Operations
 from asfedbridge.analysis.firing import Firing, firing_rates
 from asfedbridge.core.method import METHODS, Method
 from asfedbridge.core.task import ClientInfo, Task, first_of_each
+from asfedbridge.data.dataset import check_image_size
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.turn import EVALUATION_BATCH
@@ -27,21 +28,22 @@ from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.folder import CHECKPOINT
 from asfedbridge.runs.rebuild import rebuild
 from asfedbridge.runs.recipes import paper
-from asfedbridge.runs.run import Setting, prepare
+from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import Spec
 
 Table = dict[str, Any]
 
 
 class Spikes(NamedTuple):
-    """What was measured on the clients of one shape."""
+    """Measurements on the clients of one shape."""
 
     operations: Operations
     rates: dict[str, list[float]]  # mean over clients, by layer and time step
 
 
 def shape_task(spec: Spec, classes: int, channels: int) -> tuple[Task, list[ClientInfo]]:
-    """The task and clients of a specification for images of a given shape: no data are read."""
+    """The task and clients of a specification for images of a given shape, without reading data."""
+    check_image_size(spec.image_size)
     names = ("epochs", "batch_size", "feature_dim", "projector", "quantiser", "compress")
     shared = {name: getattr(spec, name) for name in names}
     task = Task(classes, channels, spec.image_size or 32, **shared)
@@ -58,7 +60,7 @@ def paper_costs() -> CostTable:
 
 
 def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:
-    """Spikes in the SNN clients of a finished run, on their test images, at the point the method is judged at."""
+    """Spikes of the SNN clients of a finished run on their test images, at the point where the method is judged."""
     spec, summary = open_run(path)
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)
@@ -73,9 +75,9 @@ def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[Client
 
 
 def run_costs(folder: Path, data_root: Path) -> RunCosts:
-    """What a finished run costs with the spikes of its own clients: ``forward`` of its fleet, and its method's part.
+    """Costs of a finished run with the spikes of its own clients: a forward pass of its fleet, and its method.
 
-    Spikes are counted once: the result stays in the run folder.
+    The result is cached in the run folder.
     """
     if (known := read_costs(folder)) is not None:
         return known
@@ -96,7 +98,7 @@ def cost_table(
     spikes: Mapping[ClientInfo, Spikes] | None = None,
     energy: bool = False,
 ) -> CostTable:
-    """Everything at once; millions, billions and MB as the paper has them."""
+    """Costs of models, configurations and methods, in the paper's units (millions, billions, MB)."""
     spikes = spikes or {}
     measured = {shape: s.operations for shape, s in spikes.items()}
     bridge = costs.bridge_for(task, spec.method)
@@ -138,7 +140,7 @@ def cost_table(
 def _method(
     task: Task, method: Method, clients: Sequence[ClientInfo], measured: Mapping[ClientInfo, Operations]
 ) -> Table:
-    """Spikes of a run say nothing of how often neurons would fire after another method."""
+    """``measured`` must come from a run of this method: after another one, neurons fire at other rates."""
     if why := round_costs.refusal(task, method, clients):
         return {"refused": why}
     training = round_costs.training_cost(task, method, clients, measured)
@@ -146,7 +148,7 @@ def _method(
 
 
 def _methods(spec: Spec) -> list[Method]:
-    """Every method: the specification's own with its fields, the others with theirs and a network of the same size."""
+    """All methods. Those other than the specification's have default fields and a shared network of the same size."""
     own = spec.method
     return [own if name == own.name else cls().sized_like(own) for name, cls in sorted(METHODS.items())]
 

@@ -1,4 +1,4 @@
-"""What the fields of a specification mean: the comments in the source, and the choices in the types."""
+"""Descriptions of the fields of a specification, from the comments in the source and the choices in the types."""
 
 import dataclasses
 import inspect
@@ -7,10 +7,12 @@ import tokenize
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+CHOICES = "one of "
+
 
 @cache
 def describe_fields(cls: type) -> dict[str, str]:
-    """One line for each field of a dataclass: its comment in the source and, for a choice, the values it can have."""
+    """One line for each field of a dataclass: its comment in the source and, for a ``Literal``, the choices."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -23,14 +25,14 @@ def describe_fields(cls: type) -> dict[str, str]:
 
 
 def _choices(hint: Any) -> str:
-    return "one of " + ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
+    return CHOICES + ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else ""
 
 
 def _read_comments(cls: type) -> dict[str, str]:
-    """Comments at the end of the lines on which this class itself declares fields."""
+    """Comments at the end of the lines on which this class, not a base, declares fields."""
     try:
         source = inspect.getsource(cls)
-    except (OSError, TypeError):  # defined where there is no file, such as an interactive shell
+    except (OSError, TypeError):  # no source file, as in an interactive shell
         return {}
     names = inspect.get_annotations(cls)
     found: dict[str, str] = {}

@@ -1,24 +1,26 @@
-"""JSON objects read with checked types: the error for a wrong entry names the file, the entry and what it must be."""
+"""Reads JSON objects with type checks; errors name the file, the entry and the expected type."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import RESTORE, read_json
+from asfedbridge.engines.files import is_there
 
+MAX_NUMBER = 1e100  # squares and sums of such numbers are still finite
 REQUIRED: Any = object()
 
 
 class Entries(Mapping[str, Any]):
-    """A record that is also a mapping of all entries it was read from, those that have no attribute included."""
+    """A record that is also a mapping of all entries it was read from, including those without an attribute."""
 
     entries: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """What the record was read from, and what is written."""
+        """All entries, as read and as written."""
         return dict(self.entries)
 
     def __getitem__(self, name: str) -> Any:
@@ -33,7 +35,7 @@ class Entries(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class JsonTable:
-    """A JSON object of ``file``; ``what`` says what the file should be, ``where`` the object's place in it."""
+    """A JSON object of ``file``; ``what``: the expected content of the file; ``where``: the object's place in it."""
 
     entries: Mapping[str, Any]
     file: Path
@@ -45,14 +47,35 @@ class JsonTable:
 
     def whole(self, name: str, default: int = REQUIRED) -> int:
         value = int(self._get(name, int, "a whole number", default))
-        self._float(name, value)  # tables and charts divide it
+        self._float(name, value)  # must fit a float: tables and charts divide by it
         return value
+
+    def within(self, name: str, least: int, most: int) -> int:
+        """A whole number in a range."""
+        value = self.whole(name)
+        if not least <= value <= most:
+            raise self.wrong(name, f"{least} to {most}")
+        return value
+
+    def choice(self, name: str, known: tuple[Any, ...]) -> Any:
+        """One of the ``known`` texts, such as the arguments of a Literal."""
+        value = self.text(name)
+        if value not in known:
+            raise self.wrong(name, f"one of {', '.join(known)}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts; empty if it is missing."""
+        found = self.items(name, [])
+        if not all(isinstance(entry, str) for entry in found):
+            raise self.wrong(name, "a list of texts")
+        return tuple(found)
 
     def number(self, name: str, default: float = REQUIRED) -> float:
         return self._float(name, self._get(name, int | float, "a number", default))
 
     def optional_number(self, name: str) -> float | None:
-        """None where the entry is null or missing."""
+        """None if the entry is null or missing."""
         return None if self.entries.get(name) is None else self.number(name)
 
     def numbers(self, name: str, default: Mapping[str, float] = REQUIRED) -> dict[str, float]:
@@ -70,14 +93,18 @@ class JsonTable:
         return value
 
     def series(self, name: str) -> tuple[float | None, ...]:
-        """A list of finite numbers and nulls."""
+        """A list of numbers and nulls."""
         found = self.items(name)
         if any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in found):
             raise self.wrong(name, "a list of numbers")
-        numbers = tuple(None if value is None else self._float(name, value) for value in found)
-        if not all(number is None or math.isfinite(number) for number in numbers):
-            raise self.wrong(name, "a list of finite numbers")
-        return numbers
+        return tuple(None if value is None else self._float(name, value) for value in found)
+
+    def vector(self, name: str) -> tuple[float, ...]:
+        """A list of numbers."""
+        found = self.series(name)
+        if None in found:
+            raise self.wrong(name, "a list of numbers")
+        return tuple(value for value in found if value is not None)
 
     def items(self, name: str, default: list[Any] = REQUIRED) -> list[Any]:
         return list(self._get(name, list, "a list", default))
@@ -93,12 +120,12 @@ class JsonTable:
             raise self.wrong(name, "a list of objects")
         return [JsonTable(e, self.file, self.what, f"{self.where}{name}[{i}].") for i, e in enumerate(found)]
 
-    def check_format(self, newest: int) -> None:
-        """Files from before there was a version have none."""
-        if not 0 <= self.whole("format", 0) <= newest:
+    def check_format(self, current: int) -> None:
+        """A file without a format, such as one that another program wrote, is read as one of the ``current`` format."""
+        if self.whole("format", current) != current:
             raise BadInput(
-                f"{self.file}: format={self.entries['format']} is newer than {newest}, the newest that this version of "
-                f"asfedbridge reads; update asfedbridge"
+                f"{self.file}: format={self.entries['format']} is not {current}, which this version of asfedbridge "
+                f"reads; make the file again, or use the version that wrote it"
             )
 
     def wrong(self, name: str, expected: str) -> BadInput:
@@ -116,20 +143,16 @@ class JsonTable:
         return value
 
     def _float(self, name: str, value: float) -> float:
-        try:
-            return float(value)
-        except OverflowError:
-            raise self.wrong(name, "a number below 1e308") from None
+        if not -MAX_NUMBER <= value <= MAX_NUMBER:  # also true for NaN
+            raise self.wrong(name, "finite and at most 1e100")
+        return float(value)
 
 
-def read_table(file: Path, fix: str = "restore it, or remove it") -> dict[str, Any] | None:
+def read_table(file: Path, fix: str = RESTORE) -> dict[str, Any] | None:
     """The object in ``file``; None if there is no such file."""
-    if not file.exists():
+    if not is_there(file):
         return None
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
+    found = read_json(file, fix)
     if not isinstance(found, dict):
         raise BadInput(f"{file}: is not a JSON object; {fix}")
     return found

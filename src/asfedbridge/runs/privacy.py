@@ -1,6 +1,6 @@
-"""What a run with noise has told about any one client, by an accountant: docs/privacy.md says what it means.
+"""The privacy loss (epsilon, delta) of a differentially private run. docs/privacy.md explains the guarantee.
 
-The only file that imports dp-accounting, and only for runs that are private.
+The only file that imports dp-accounting, and only for private runs.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from asfedbridge.core.privacy import Mechanism
 
 
 def load_library() -> Any:
-    """dp-accounting, or one line that says how to get it."""
+    """dp-accounting; BadInput says how to install it."""
     try:
         import dp_accounting
         import dp_accounting.rdp
@@ -24,10 +24,10 @@ def load_library() -> Any:
 
 
 def spent_epsilon(noise: float, releases: int, delta: float) -> float:
-    """Of so many Gaussian mechanisms, one after the other, by Renyi divergences (Mironov, CSF 2017).
+    """Epsilon of ``releases`` composed Gaussian mechanisms, by Renyi differential privacy (Mironov, CSF 2017).
 
-    Neighbours differ in one client, whose updates are replaced by zero in all rounds. Sampling of clients does not
-    count: who is drawn follows from the run's seed, which every participant knows.
+    Neighbours differ in one client, whose updates are replaced by zero in all rounds. There is no amplification by
+    sampling: the run's seed, which every participant knows, determines the clients of a round.
     """
     library = load_library()
     accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL)
@@ -36,7 +36,7 @@ def spent_epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def summarise_privacy(mechanism: Mechanism, releases: Iterable[Sequence[int]]) -> dict[str, Any]:
-    """For summary.json; the client that was in most releases has the largest epsilon."""
+    """The entry of summary.json. Epsilon is that of the client with the most releases, which is the largest."""
     most = max(Counter(client for clients in releases for client in clients).values(), default=0)
     return {
         "epsilon": spent_epsilon(mechanism.noise, most, mechanism.delta) if most else 0.0,

@@ -1,7 +1,7 @@
-"""How long a run would take, and how much memory: `python -m asfedbridge.runs.probe FILE [DATA_ROOT [PLUGIN ...]]`.
+"""Estimates the time and memory of a run: `python -m asfedbridge.runs.probe FILE [DATA_ROOT [PLUGIN ...]]`.
 
-One client of each shape plays a turn on a handful of its own images, with one epoch and with two; the rest is
-multiplication. A process of its own, so that its memory can be measured too.
+One client of each shape trains on a few of its images, for one epoch and for two, and the times are extrapolated. The
+probe is a separate process, so that its memory can be measured.
 """
 
 import copy
@@ -26,13 +26,13 @@ from asfedbridge.data.loader import Shard
 from asfedbridge.data.sources.registry import data_root
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.turn import build_client, evaluate
-from asfedbridge.runs.diagnostics import diagnosed_rounds
+from asfedbridge.runs.callbacks.diagnostics import diagnosed_rounds
 from asfedbridge.runs.recipes import quickstart
-from asfedbridge.runs.run import pick_device, prepare
+from asfedbridge.runs.setting import pick_device, prepare
 from asfedbridge.runs.spec import Spec, from_table
 from asfedbridge.runs.toml import read_toml
 
-FEW = 16  # images of a probe without a GPU
+CPU_IMAGES = 16  # at most, for a probe without a GPU
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,15 @@ class Estimate:
 
 
 def measure_apart(file: Path, root: str | None) -> Estimate:
-    """The estimate for a specification, measured in a process of its own."""
+    """The estimate for a specification, measured in a separate process."""
     words = [sys.executable, "-m", "asfedbridge.runs.probe", str(file), root or "", *FILES]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BadInput((done.stderr.strip().splitlines() or ["the probe died"])[-1].removeprefix("asfedbridge: "))
+        raise BadInput(
+            (done.stderr.strip().splitlines() or [f"the probe ended with exit code {done.returncode}"])[
+                -1
+            ].removeprefix("asfedbridge: ")
+        )
     return Estimate(**json.loads(done.stdout))
 
 
@@ -54,7 +58,7 @@ def measure(spec: Spec, root: Path) -> Estimate:
     device = pick_device(spec.device, spec.precision)
     prepare_process(spec.threads)
     setting = prepare(spec, root)
-    few = spec.batch_size if device.type == "cuda" else min(spec.batch_size, FEW)
+    few = spec.batch_size if device.type == "cuda" else min(spec.batch_size, CPU_IMAGES)
     method, rnd = spec.method, Round(spec.rounds // 2, spec.rounds)
     shapes = first_of_each(setting.clients)
     state = method.server_init(setting.task, setting.clients)
@@ -67,7 +71,7 @@ def measure(spec: Spec, root: Path) -> Estimate:
         small = replace(info, train_size=shard.train_size, test_size=shard.test_size)
 
         def turn(epochs: int, small: ClientInfo = small, shard: Shard = shard) -> float:
-            """Seconds of a turn with so many private epochs; building the client is not part of it."""
+            """Seconds of a turn with this number of private epochs, without building the client."""
             client = build_client(method, replace(setting.task, epochs=epochs), small, shard, device)
             method.client_receive(client, method.server_send(state, small, rnd), rnd)
             return _timed(lambda: _play(client))
@@ -75,7 +79,7 @@ def measure(spec: Spec, root: Path) -> Estimate:
         def _play(client: Client) -> None:
             ups[client.info.id] = method.client_round(client, rnd)
 
-        turn(1)  # warms up
+        turn(1)  # warm-up
         once, twice = turn(1), turn(2)
         whole = once + max(0.0, twice - once) * (spec.epochs - 1)
         client = build_client(method, setting.task, small, shard, device)
@@ -84,8 +88,8 @@ def measure(spec: Spec, root: Path) -> Estimate:
             seconds += whole * member.train_size / small.train_size + 2 * look * member.test_size / small.test_size
         if diagnosed:
             read = _timed(lambda client=client: Reading(some)(client))  # type: ignore[misc]
-            alike = sum(c.shape == info.shape for c in compared)
-            diagnosis += alike * read * setting.probe.test_size / some.test_size
+            members = sum(c.shape == info.shape for c in compared)
+            diagnosis += members * read * setting.probe.test_size / some.test_size
     served = _timed(lambda: method.server_round(state, shapes, ups, rnd)) * len(setting.clients) / len(shapes)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     turns, diagnoses = spec.rounds * seconds, len(diagnosed) * diagnosis

@@ -1,18 +1,18 @@
-"""The clients of a run at one moment, rebuilt from a checkpoint or a snapshot and measured one by one.
+"""Rebuilds the clients of a run from a checkpoint or snapshot and measures them one by one.
 
-They are portrayed at a point: ``trained``, as the checkpoint holds them, or ``received``, after they took in the
-aggregate that the server had then.
+They are measured at a point: ``trained``, as the checkpoint holds them, or ``received``, after receiving the aggregate
+that the server had then.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from asfedbridge.analysis.features import read_features
+from asfedbridge.analysis.diagnostics import read_features
 from asfedbridge.analysis.gradients import Cosines, cosines, probe_gradient
 from asfedbridge.analysis.rates import rate_histograms
 from asfedbridge.core import compression, payload
@@ -20,13 +20,14 @@ from asfedbridge.core.client import Client
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Point, Round
+from asfedbridge.data.loader import Shard
 from asfedbridge.engines import files
 from asfedbridge.engines.checkpoint import Checkpoint
 from asfedbridge.engines.host import ClientHost
 from asfedbridge.engines.loop import Downloads
 from asfedbridge.engines.turn import evaluate
 from asfedbridge.models.bridge import Bridge
-from asfedbridge.runs.run import Setting, pick_device
+from asfedbridge.runs.setting import Setting, pick_device
 from asfedbridge.runs.spec import Spec
 
 Tell = Callable[[str], None]
@@ -34,7 +35,7 @@ Table = dict[str, Any]
 
 
 class Spool(Sequence[Payload]):
-    """Payloads as files, read when they are asked for: the gradients of a fleet weigh as much as its networks."""
+    """Payloads stored as files and read on access: the gradients of a fleet are as large as its networks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,38 +53,31 @@ class Spool(Sequence[Payload]):
 
 
 @dataclass(frozen=True)
-class Portrait:
-    """The clients of a run at one moment."""
+class Measurements:
+    """Measurements of the clients of a run after one round."""
 
     next_round: int
     features: list[Tensor]
     gradients: Cosines
-    accuracy: list[float]  # of each on its own test images
+    accuracy: list[float]  # of each client on its own test images
     rates: list[Table]
 
 
-def portray(
-    spec: Spec,
-    setting: Setting,
-    clients: Sequence[ClientInfo],
-    found: Checkpoint,
-    states: Path,
-    point: Point,
-    tell: Tell,
-    what: str,
-    closing: bool = False,
-) -> Portrait:
+def measure_clients(
+    clients: Iterable[Client], next_round: int, probe: Shard, method: Method, tell: Tell, where: Path
+) -> Measurements:
+    """Measures clients one by one, as ``rebuild`` returns them; ``where`` they come from is told with each."""
     features, accuracy, rates = [], [], []
     with tempfile.TemporaryDirectory(prefix="asfedbridge-") as place:
         gradients = Spool(Path(place))
-        for client in rebuild(spec, setting, clients, found, states, point, closing):
-            tell(f"{what}: {client.info.label}")
-            features.append(read_features(client, setting.probe))
-            gradients.add(probe_gradient(client, setting.probe))
+        for client in clients:
+            tell(f"{where}: {client.info.label}")
+            features.append(read_features(client, probe))
+            gradients.add(probe_gradient(client, probe))
             accuracy.append(_accuracy(client))
             if client.info.kind == "snn":
-                rates.append(_rates(client, spec.method))
-        return Portrait(found.next_round, features, cosines(gradients), accuracy, rates)
+                rates.append(_rates(client, method))
+        return Measurements(next_round, features, cosines(gradients), accuracy, rates)
 
 
 def rebuild(
@@ -95,11 +89,11 @@ def rebuild(
     point: Point,
     closing: bool = False,
 ) -> Iterator[Client]:
-    """The clients of a checkpoint, one in memory at a time; nothing in the run folder changes.
+    """The clients of a checkpoint, one in memory at a time. The run folder is not modified.
 
-    ``closing``: the run ended with this checkpoint, before its last round if it was stopped early.
+    ``closing``: the run ended with this checkpoint, possibly before its last round.
     """
-    device = pick_device(spec.device if spec.device == "cpu" else "auto")  # a run from elsewhere may be looked at here
+    device = pick_device(spec.device if spec.device == "cpu" else "auto")  # the run's GPU may not exist here
     host = ClientHost(
         spec.method, setting.task, setting.clients, setting.shards, device=device, capacity=1, folder=states
     )

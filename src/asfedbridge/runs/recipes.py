@@ -1,4 +1,4 @@
-"""Recipes: functions that return a complete specification. Derive your own by calling one and changing fields."""
+"""Recipes: functions that return a complete specification. To write your own, call one and change fields."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from asfedbridge.data.sources.registry import SOURCES
 from asfedbridge.methods import DEFAULT
 from asfedbridge.runs.spec import Spec
 
-BASED_ON = {"extended": "cpu"}  # a recipe takes the settings of data sets in the recipe it is derived from
+BASED_ON = {"extended": "cpu"}  # a recipe inherits the settings of data sets from the recipe it is based on
 
 
 # Keys of ``Method.recipes``, in the order in which their values are set, and the recipes that set them.
@@ -26,6 +26,9 @@ def demands(recipe: str, data: str) -> dict[str, Any]:
     if data not in SOURCES:
         return {}
     settings = SOURCES[data].settings
+    for name in settings:
+        if name not in RECIPES:
+            raise BadInput(f"data set '{data}' has settings for an unknown recipe '{name}'{nearest(name, RECIPES)}")
     return {**settings.get(BASED_ON.get(recipe, ""), {}), **settings.get(recipe, {})}
 
 
@@ -46,15 +49,15 @@ def quickstart(method: str = DEFAULT) -> Spec:
         alpha=0.5,
         fleet=_fleet(method, 0.25),
         rounds=30,
-        optimiser=Optimiser(lr_ann=0.02, lr_snn=0.1),  # an SNN learns slowly from so few images
+        optimiser=Optimiser(lr_ann=0.02, lr_snn=0.1),  # SNNs learn slowly from few images
     )
 
 
 def cpu(method: str = DEFAULT) -> Spec:
     """Real images on two cores: CIFAR-10 at 16x16, 150 images a client, narrow backbones, 1 to 3 minutes a run.
 
-    One private epoch and one injection epoch a round, and many rounds: the Bridge learns from every client well before
-    the end, and a backbone trained alone stops improving. All test images are used, every twentieth round.
+    One private epoch and one injection epoch per round, and many rounds: the Bridge has learned from every client well
+    before the end, and a backbone trained alone stops improving. All test images are used, every twentieth round.
     """
     short = _short(method)
     return replace(
@@ -70,13 +73,13 @@ def cpu(method: str = DEFAULT) -> Spec:
 
 
 def extended(method: str = DEFAULT) -> Spec:
-    """`cpu` with what goes beyond the paper: gated distillation, twin start, a fusion weight from held-out images."""
+    """`cpu` with extensions of the paper: gated distillation, twin start, a fusion weight from held-out images."""
     spec = cpu(method)
     return replace(spec, method=spec.method.at("extended"), twin_rounds=5 if spec.method.twin_start else 0)
 
 
 def smoke(method: str = DEFAULT) -> Spec:
-    """Does it run: a few digits, tiny backbones, two rounds, seconds. The numbers mean nothing."""
+    """A smoke test of seconds: a few digits, tiny backbones, two rounds. Its accuracies mean nothing."""
     short = quickstart(method)
     return replace(
         short,
@@ -111,9 +114,9 @@ def make_method(name: str) -> Method:
 
 
 def _short(method: str) -> Spec:
-    """The paper's proportions, not its constants, for runs of some hundred steps (docs/results.md).
+    """The paper's proportions, not its constants, for runs of a few hundred steps (docs/results.md).
 
-    An SNN's surrogate is the arctangent. What else a method needs there it declares itself (``Method.recipes``).
+    The surrogate gradient of SNNs is the arctangent. Methods declare further changes in ``Method.recipes``.
     """
     return replace(
         paper(method),
@@ -127,6 +130,6 @@ def _short(method: str) -> Spec:
 
 
 def _fleet(method: str, width: float) -> str:
-    """VGG-9 learns in few steps. A method that is bound to another family is not on the backbones of the others."""
+    """VGG-9, which learns in few steps, unless the method requires another family."""
     family = METHODS[method].family or "vgg9"
     return f"5*{family}@{width}:ann,5*{family}@{width}:snn"

@@ -1,5 +1,6 @@
-"""Records: one per client and round, and the means that tables show."""
+"""Records, one per client and round, and means over them."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -11,14 +12,15 @@ from asfedbridge.engines.failures import Event
 from asfedbridge.runs.json_table import Entries
 
 Record = Mapping[str, Any]
-IDENTITY = ("round", "client", "width")  # numbers of a record that say whose it is
+LARGEST_FLOAT = sys.float_info.max
+IDENTITY = ("round", "client", "width")  # numbers that identify a record
 
 
 @dataclass(frozen=True, eq=False)
 class RoundRecord(Entries):
-    """What a client did in a round; the closing visit is the round after the last.
+    """One client in one round; the closing visit has the index after the last round.
 
-    It is also a mapping of the entries of its line in ``rounds.jsonl``: ``record["trained.accuracy"]``.
+    Also a mapping of the entries of its line in ``rounds.jsonl``: ``record["trained.accuracy"]``.
     """
 
     round: int
@@ -26,7 +28,7 @@ class RoundRecord(Entries):
     kind: str
     uplink_bytes: int
     downlink_bytes: int
-    entries: Mapping[str, Any] = field(repr=False)  # all of the line
+    entries: Mapping[str, Any] = field(repr=False)  # the whole line
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -36,17 +38,24 @@ class RoundRecord(Entries):
 
 @dataclass(frozen=True, eq=False)
 class EventRecord(Entries):
-    """Something that happened to a client behind a network, as ``rounds.jsonl`` has it."""
+    """An event of a client behind a network: a line of ``rounds.jsonl``."""
 
     round: int
     event: str  # absent, lost, refused, returned ...
-    client: int | None  # None: a node that is no client of this run
+    client: int | None  # None: a node that is not a client of this run, or the round itself (void)
     reason: str
-    entries: Mapping[str, Any] = field(repr=False)  # all of the line
+    entries: Mapping[str, Any] = field(repr=False)  # the whole line
+
+    @property
+    def subject(self) -> str:
+        """To whom it happened, for a reader."""
+        if self.client is not None:
+            return f"client {self.client}"
+        return "the round" if self.event == "void" else "a node"
 
 
 def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
-    """A record from its line; ValueError names the entry that is wrong."""
+    """A record from its line; ValueError names an invalid entry."""
     kinds = {"round": int, "client": int, "kind": str, "uplink_bytes": int, "downlink_bytes": int}
     found = {"uplink_bytes": 0, "downlink_bytes": 0} | {k: entries[k] for k in kinds if k in entries}
     for name, kind in kinds.items():
@@ -54,15 +63,18 @@ def parse_record(entries: Mapping[str, Any]) -> RoundRecord:
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
             raise ValueError(f"{name} must be {'text' if kind is str else 'a whole number'}")
     for name, value in entries.items():
-        if name.endswith((".accuracy", ".loss")) and (isinstance(value, bool) or not isinstance(value, int | float)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name.endswith((".accuracy", ".loss")) and not number:
             raise ValueError(f"{name[:40]} must be a number")
+        if number and not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:
+            raise ValueError(f"{name[:40]} must be a finite number")
     return RoundRecord(**found, entries=entries)
 
 
 def make_records(
     rnd: Round, clients: Sequence[ClientInfo], sent: Mapping[int, int], ups: Mapping[int, Upload]
 ) -> list[RoundRecord]:
-    """What each participant did in a round, ``sent`` bytes before it."""
+    """The records of all participants of a round; ``sent``: bytes of their downloads."""
     return [
         parse_record(
             {
@@ -81,7 +93,7 @@ def make_records(
 
 
 def parse_event(entries: Mapping[str, Any]) -> EventRecord:
-    """An event from its line; ValueError names the entry that is wrong."""
+    """An event from its line; ValueError names an invalid entry."""
     kinds: dict[str, Any] = {"round": int, "event": str, "client": int | None, "reason": str}
     found: dict[str, Any] = {name: entries.get(name) for name in kinds}
     for name, kind in kinds.items():
@@ -91,7 +103,7 @@ def parse_event(entries: Mapping[str, Any]) -> EventRecord:
 
 
 def event_records(rnd: Round, events: Iterable[Event]) -> list[EventRecord]:
-    """What happened to clients behind a network; ``folder.read_rounds`` passes over these."""
+    """Events as lines of ``rounds.jsonl``, which ``folder.read_rounds`` skips."""
     return [parse_event({"round": rnd.index, "event": e.what, "client": e.client, "reason": e.reason}) for e in events]
 
 
@@ -111,15 +123,15 @@ def group_means(records: Iterable[Record]) -> dict[str, dict[str, float]]:
 
 
 def accuracy_at(records: Sequence[Record], point: Point, name: str = "accuracy") -> dict[str, float]:
-    """Group means of the newest accuracy of every client at ``point``."""
-    newest = {r["client"]: r for r in records if f"{point}.{name}" in r}
-    return group_means(newest.values()).get(f"{point}.{name}", {})
+    """Group means of the latest accuracy of every client at ``point``."""
+    latest = {r["client"]: r for r in records if f"{point}.{name}" in r}
+    return group_means(latest.values()).get(f"{point}.{name}", {})
 
 
 def accuracies_after(records: Sequence[Record], played: int) -> dict[Point, dict[str, float]]:
-    """Accuracies after so many rounds: of the clients that trained last, and of the aggregate they made.
+    """Accuracies after ``played`` rounds: of the clients trained in the last one, and of their aggregate.
 
-    An aggregate is received, and evaluated, in the round after the one that made it.
+    An aggregate is received and evaluated in the next round.
     """
     rounds: dict[Point, int] = {"trained": played - 1, "received": played}
     return {
@@ -133,16 +145,16 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json, which ``parse_summary`` reads.
 
-    Accuracies are of the last round, at the point the method is judged at.
+    Accuracies are the latest of every client, at the point where the method is judged.
     """
     point = method.reports
     key = f"{point}.accuracy"
-    newest = {r["client"]: r for r in records if key in r}
+    latest = {r["client"]: r for r in records if key in r}
     by_round: dict[int, list[Record]] = {}
     for r in records:
         if key in r:
             by_round.setdefault(r["round"], []).append(r)
-    # Partial rounds would flatter: the best round is sought among those that evaluated every client.
+    # Only rounds that evaluated every client can be the best: a mean over some of them could be higher by chance.
     full = {i: group_means(rs)[key] for i, rs in by_round.items() if len(rs) == len(clients)}
     best = max(full, key=lambda i: (full[i]["all"], -i)) if full else None
     beside = {c.key: accuracy_at(records, c.point or point, f"{c.predictor}_accuracy") for c in method.columns()}
@@ -161,7 +173,7 @@ def summarise(
                 "width": c.width,
                 "T": c.T,
                 "bits": c.bits,
-                "accuracy": newest[c.id][key] if c.id in newest else None,  # never drawn
+                "accuracy": latest[c.id][key] if c.id in latest else None,  # never drawn
                 "train": c.train_size,
                 "test": c.test_size,
             }
@@ -174,5 +186,5 @@ def summarise(
 
 
 def ordered(means: Mapping[str, float]) -> dict[str, float]:
-    """Kinds in alphabetical order, then all."""
+    """Kinds in alphabetical order, then ``all``."""
     return {group: means[group] for group in sorted(means, key=lambda g: (g == "all", g))}

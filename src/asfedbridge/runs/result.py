@@ -1,24 +1,41 @@
 """What a finished run left: accuracies, clients, rounds; read from its folder."""
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.runs.folder import SPEC, read_rounds, read_summary
+from asfedbridge.core.reading import is_there, read_toml
+from asfedbridge.data.sources.registry import data_root as find_data_root
+from asfedbridge.runs.client_builder import Models
+from asfedbridge.runs.client_card import ClientCard
+from asfedbridge.runs.folder import SPEC, read_summary
+from asfedbridge.runs.record_files import ROUNDS, read_rounds
 from asfedbridge.runs.records import RoundRecord, group_means, ordered
+from asfedbridge.runs.search import find_clients, load_client
+from asfedbridge.runs.trained import Evaluation, Prediction, TrainedClient
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import pandas
+    from torch import nn
+
+    from asfedbridge.export.writer import Export
+
+Opener = Callable[[int], TrainedClient]  # by the client's id
+SHOWN = ("id", "kind", "model", "width", "T", "accuracy", "train", "test")
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """One client of a finished run."""
+    """One client of a finished run, read from its file when it is first used.
+
+    >>> client = afb.load("runs/mine").clients[5]
+    >>> client.predict("photos/").names
+    ['cat', 'ship']
+    """
 
     id: int
     kind: str
@@ -29,6 +46,38 @@ class ClientResult:
     train: int  # examples
     test: int
     folder: Path  # of the run
+    opener: Opener = field(repr=False, compare=False)
+
+    @cached_property
+    def trained(self) -> TrainedClient:
+        """What was trained; BadInput if it is not here."""
+        return self.opener(self.id)
+
+    @property
+    def card(self) -> ClientCard:
+        """What the client is and what its input must be."""
+        return self.trained.card
+
+    @property
+    def module(self) -> "nn.Module":
+        """The backbone, in evaluation mode: normalised images in, an ``Output`` out; its ``.logits`` predict."""
+        return self.trained.module
+
+    @property
+    def bridge(self) -> "nn.Module | None":
+        return self.trained.bridge
+
+    def predict(self, images: Any, fused: bool = False) -> Prediction:
+        """See ``TrainedClient.predict``."""
+        return self.trained.predict(images, fused)
+
+    def evaluate(self, data: Any, fused: bool = False, data_root: str | Path | None = None) -> Evaluation:
+        """See ``TrainedClient.evaluate``."""
+        return self.trained.evaluate(data, fused, data_root)
+
+    def export(self, path: str | Path, **options: Any) -> "Export":
+        """See ``TrainedClient.export``."""
+        return self.trained.export(path, **options)
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +93,7 @@ class Result:
 
     folder: Path
     summary: Mapping[str, Any]  # the content of summary.json
+    opener: Opener = field(compare=False)
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -56,9 +106,8 @@ class Result:
 
     @cached_property
     def clients(self) -> list[ClientResult]:
-        known = [field.name for field in fields(ClientResult) if field.name != "folder"]
         return [
-            ClientResult(**{name: entry[name] for name in known}, folder=self.folder)
+            ClientResult(**{name: entry[name] for name in SHOWN}, folder=self.folder, opener=self.opener)
             for entry in self.summary["clients"]
         ]
 
@@ -68,12 +117,14 @@ class Result:
 
         The closing visit is the round after the last.
         """
+        if not is_there(self.folder / ROUNDS):
+            raise BadInput(f"{self.folder}: {ROUNDS} is missing; copy it from the run's original folder")
         return read_rounds(self.folder)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The specification of the run, as the nested tables of its spec.toml."""
-        return tomllib.loads((self.folder / SPEC).read_text(encoding="utf-8"))
+        return read_toml(self.folder / SPEC)
 
     def to_frame(self) -> "pandas.DataFrame":
         """The rounds as a pandas DataFrame, one row for each client and round. Needs pandas."""
@@ -115,17 +166,41 @@ class Result:
         return f"Result({self.method}, accuracy: {shown}, folder: {self.folder})"
 
 
-def load(folder: str | Path) -> Result:
+def load(
+    folder: str | Path,
+    *,
+    checkpoint: bool = False,
+    models: Models | None = None,
+    trust: bool = False,
+    data_root: str | Path | None = None,
+) -> Result:
     """The result of a finished run, from its folder alone.
 
-    >>> afb.load("runs/mine").accuracy["all"]
+    Args:
+        folder: the run folder.
+        checkpoint: take clients as the last checkpoint has them, where the run has not ended or kept no client files.
+            This reads the run's data.
+        models: what makes models of your own that no plugin registers, by their names: functions, classes or modules.
+        trust: import such functions from where the client files say they are; this runs code.
+        data_root: the folder of downloaded data sets, for ``checkpoint``.
+
+    >>> run = afb.load("runs/mine")
+    >>> run.accuracy["all"]
     91.7
+    >>> run.clients[5].predict("photos/").names
+    ['cat', 'ship']
     """
     folder = Path(folder)
     summary = read_summary(folder)
+    if summary is None and not is_there(folder / SPEC):
+        raise BadInput(f"{folder}: is not a run folder")
+    if checkpoint and (summary is None or not find_clients(folder)):
+        from asfedbridge.runs.checkpointed import open_checkpoint
+
+        return Result(folder, *open_checkpoint(folder, find_data_root(str(data_root) if data_root else None)))
     if summary is None:
-        begun = (folder / SPEC).exists()
         raise BadInput(
-            f"{folder}: the run has not ended; finish it with resume=True" if begun else f"{folder}: is no run folder"
+            f"{folder}: the run has not ended; finish it with resume=True, or take the clients of its last checkpoint "
+            f"with checkpoint=True"
         )
-    return Result(folder, summary)
+    return Result(folder, summary, lambda client: load_client(folder, client, models=models, trust=trust))

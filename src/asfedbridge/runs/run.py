@@ -1,136 +1,40 @@
 """One run from specification to summary: data, fleet, engine, rounds, records, checkpoints."""
 
-import dataclasses
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from asfedbridge.analysis.diagnostics import Reading
-from asfedbridge.core import seeds
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
-from asfedbridge.core.task import ClientInfo, Precision, Round, Task, Upload
-from asfedbridge.data.dataset import take_per_class
-from asfedbridge.data.event_frames import Framing
-from asfedbridge.data.loader import Shard, make_shards
-from asfedbridge.data.partition import hold_out, pool, probe, split
-from asfedbridge.data.sources.registry import load
+from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.engines import checkpoint
 from asfedbridge.engines.failures import Event, Tolerance
-from asfedbridge.engines.host import Progress
 from asfedbridge.engines.local import LocalEngine
 from asfedbridge.engines.loop import Engine, count_at_work, federate
 from asfedbridge.engines.pool import PoolEngine
 from asfedbridge.engines.process import prepare_process
-from asfedbridge.models.neuron import stem_channels
-from asfedbridge.models.zoo import check_backbone, compile_kernels
+from asfedbridge.models.zoo import compile_kernels
 from asfedbridge.runs.callback import Callback, CallbackList, Run
 from asfedbridge.runs.callbacks.checkpointer import Checkpointer
 from asfedbridge.runs.callbacks.diagnostics import Diagnose, Diagnostics
 from asfedbridge.runs.callbacks.privacy_ledger import PrivacyLedger
 from asfedbridge.runs.callbacks.recorder import Recorder
 from asfedbridge.runs.callbacks.tensorboard import TensorBoard
-from asfedbridge.runs.fleet import one_of_each, parse_fleet
-from asfedbridge.runs.folder import SUMMARY, RunFolder, read_events, read_releases, read_summary
+from asfedbridge.runs.client_writer import make_writer
+from asfedbridge.runs.folder import SUMMARY, RunFolder, read_summary
 from asfedbridge.runs.privacy import load_library, summarise_privacy
+from asfedbridge.runs.record_files import read_events, read_releases
 from asfedbridge.runs.records import make_records, summarise
-from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec, check_device
-from asfedbridge.runs.summary import FORMAT, Summary, parse_summary
-
-PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A specification brought to life: the task, who takes part, and their data."""
-
-    task: Task
-    clients: list[ClientInfo]
-    shards: list[Shard]  # empty where the data are elsewhere
-    fingerprint: str  # of the data
-    partition: str  # digest of the indices
-    probe: Shard  # test images that all clients can be compared on
-    notes: tuple[str, ...] = ()  # what a reader of the results should know
-
-    def identity(self, spec: Spec) -> dict[str, str]:
-        """What a checkpoint belongs to."""
-        return {"specification": spec.digest(), "data": self.fingerprint, "partition": self.partition}
-
-
-def prepare(spec: Spec, data_root: Path) -> Setting:
-    """Load and split the data and check all that can be checked before training."""
-    if spec.data == ON_NODES:
-        raise BadInput("data=nodes: they are on the nodes of a network; begin with `asfedbridge flower init DIR`")
-    if spec.data == IN_PYTHON:
-        raise BadInput("data=python: they are objects of a script; run the script that made the federation")
-    framing = Framing(spec.T, spec.frames_by)
-    dataset = load(spec.data, data_root, spec.image_size, spec.augment, spec.skip_damaged, framing)
-    dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
-    fleet = parse_fleet(spec.fleet, spec.T)
-    partition = split(
-        spec.partition,
-        dataset.y_train.numpy(),
-        dataset.y_test.numpy(),
-        len(fleet),
-        alpha=spec.alpha,
-        seed=seeds.seed(spec.seed, "partition"),
-        assigned=dataset.assigned,
-    )
-    if spec.holdout:
-        partition = hold_out(partition, spec.holdout, seeds.seed(spec.seed, "holdout"))
-        dataset = dataclasses.replace(dataset, x_test=dataset.x_train, y_test=dataset.y_train)
-    if spec.method.pools_data:
-        fleet = one_of_each(fleet)
-        partition = pool(partition, len(fleet))
-    shards = make_shards(dataset, partition, spec.augment)
-    shared = probe(partition, dataset.y_test.numpy(), PROBE_IMAGES, seeds.seed(PROBE_SEED, "probe"))
-    (common,) = make_shards(dataset, shared, spec.augment)
-    task = make_task(spec, len(dataset.classes), dataset.channels, dataset.image_size, dataset.frames, fleet)
-    clients = [
-        dataclasses.replace(c, train_size=s.train_size, test_size=s.test_size)
-        for c, s in zip(fleet, shards, strict=True)
-    ]
-    for client in clients:
-        check_backbone(task, client)
-    spec.method.check(task, clients)
-    notes = (*dataset.notes, *spec.method.notes(task))
-    return Setting(task, clients, shards, dataset.fingerprint(), partition.digest, common, notes)
-
-
-def make_task(
-    spec: Spec, classes: int, channels: int, image_size: int, frames: int, fleet: Sequence[ClientInfo]
-) -> Task:
-    """What all participants agree on, from the specification and the shape of the data."""
-    shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
-    own = {name: getattr(spec, name) for name in shared}
-    task = Task(classes=classes, channels=channels, image_size=image_size, frames=frames, **own)
-    return dataclasses.replace(task, stems_differ=len({stem_channels(task, c) for c in fleet}) > 1)
-
-
-def pick_device(name: str, precision: Precision = "fp32") -> torch.device:
-    """The device of a specification, or BadInput if it is not here or does not compute in this precision."""
-    check_device(name)  # of a node it does not come from a specification
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        name = "cuda" if found else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not found:
-        raise BadInput(f"device={name}: torch finds no CUDA device here; use device=cpu or device=auto")
-    if (device.index or 0) >= max(found, 1):
-        raise BadInput(f"device={name}: torch finds {found} CUDA devices here; use cuda:0 to cuda:{found - 1}")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise BadInput("device=mps: torch finds no Metal device here; use device=cpu or device=auto")
-    if precision == "fp16" and device.type != "cuda":
-        raise BadInput(f"precision=fp16 needs a CUDA device, not {device.type}; use precision=bf16")
-    return device
+from asfedbridge.runs.setting import Setting, pick_device, prepare
+from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec
+from asfedbridge.runs.summary import Summary, describe_spec, parse_summary
 
 
 def execute(
@@ -138,16 +42,18 @@ def execute(
     out: Path,
     data_root: Path,
     callbacks: Sequence[Callback] = (),
+    *,
     resume: bool = False,
     engine: str = "local",
     workers: int = 0,
     setting: Setting | None = None,
+    from_round: int | None = None,
 ) -> Summary:
     """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
 
     ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. ``setting``
     takes the place of what the specification says about data. A run that has ended already is not played again, and
-    its callbacks are not called.
+    its callbacks are not called; unless ``from_round`` says which of its checkpoints to go back to.
     """
     watching = CallbackList(callbacks)
     device = pick_device(spec.device, spec.precision)
@@ -155,50 +61,55 @@ def execute(
     if spec.method.mechanism:
         load_library()  # to miss it now, not after training
     setting = setting or prepare(spec, data_root)
-    try:
-        folder = RunFolder(out, spec, resume)
+    with disk_faults(out), RunFolder(out, spec, resume) as folder:
         finished = read_summary(folder.path)
-        if finished is not None:
-            if finished.data_fingerprint not in ("", setting.fingerprint):
-                raise BadInput(f"out={out}: the folder holds a finished run on other data; give another out")
+        if finished is not None and finished.data_fingerprint not in ("", setting.fingerprint):
+            raise BadInput(f"out={out}: the folder holds a finished run on other data; give another out")
+        if finished is not None and from_round is None:
             return finished
         if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
-            with _told(watching, "compiling spiking kernels (on first use only)"):
-                compile_kernels()  # here, once, and not in every worker
-        with closing(make_engine(engine, spec, setting, folder, device, watching.epoch, workers)) as started:
-            return play(spec, setting, folder, watching, started, diagnose=started.diagnose)
+            # Here, once, and not in every worker.
+            compile_kernels(lambda: watching.wait("compiling spiking kernels (on first use only)"))
+        with closing(make_engine(engine, spec, setting, folder, device, watching, workers)) as started:
+            return play(spec, setting, folder, watching, started, diagnose=started.diagnose, from_round=from_round)
+
+
+@contextmanager
+def disk_faults(out: Path) -> Iterator[None]:
+    """Turn what a full or failing disk raises in the run folder into one line."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError):
+        raise  # of a network
     except OSError as error:
         if error.filename is not None and not Path(os.fsdecode(error.filename)).absolute().is_relative_to(
             out.absolute()
         ):
             raise  # of a method, a model or a callback, not of the run folder
         raise BadInput(
-            f"out={out}: cannot write ({error.strerror or error}); free or change the disk, then go on with resume=True"
+            f"out={out}: cannot write ({error.strerror or error}); free or change the disk, then continue with "
+            f"resume=True"
         ) from error
 
 
-@contextmanager
-def _told(callbacks: CallbackList, what: str, after: float = 1.0) -> Iterator[None]:
-    """Tell the callbacks what takes so long, if it does."""
-    timer = threading.Timer(after, callbacks.wait, [what])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def make_engine(
-    name: str, spec: Spec, setting: Setting, folder: RunFolder, device: torch.device, progress: Progress, workers: int
+    name: str,
+    spec: Spec,
+    setting: Setting,
+    folder: RunFolder,
+    device: torch.device,
+    callbacks: CallbackList,
+    workers: int,
 ) -> LocalEngine | PoolEngine:
     at_work = count_at_work(len(setting.clients), spec.participation)
     states = folder.checkpoints / checkpoint.CLIENTS
     who = (spec.method, setting.task, setting.clients, setting.shards)
     reader = Reading(setting.probe) if spec.diagnose_every else None
-    options: dict[str, Any] = {"device": device, "progress": progress, "at_work": at_work, "folder": states}
+    options: dict[str, Any] = {"device": device, "progress": callbacks.epoch, "at_work": at_work, "folder": states}
+    options |= {"reader": reader, "keep": make_writer(spec, setting.classes, folder.clients)}
     if name == "pool":
-        return PoolEngine(*who, **options, reader=reader, workers=workers, threads=spec.threads)
-    return LocalEngine(*who, **options, reader=reader)
+        return PoolEngine(*who, **options, workers=workers, threads=spec.threads, tell=callbacks.wait)
+    return LocalEngine(*who, **options)
 
 
 def play(
@@ -207,17 +118,69 @@ def play(
     folder: RunFolder,
     callbacks: CallbackList,
     engine: Engine,
+    *,
     tolerance: Tolerance | None = None,
     early: Sequence[Event] = (),
     diagnose: Diagnose | None = None,
+    from_round: int | None = None,
 ) -> Summary:
-    """The rounds that are still to be played, on any engine; with ``tolerance``, one whose clients are elsewhere.
+    """The remaining rounds, on any engine; with ``tolerance``, on one whose clients are on other machines.
 
     ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
-    Afterwards the folder is free for another process, or for a resume in this one.
+    ``from_round`` is the checkpoint to go back to. Afterwards the folder is free for another process, or for a resume
+    in this one.
     """
+    method, task = spec.method, setting.task
+    identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
+    with _held(folder, callbacks):
+        restored = _restore(spec, folder, engine, identity, from_round)
+        start, server = (restored.next_round, restored.server) if restored else (0, None)
+        folder.note_start(start)
+        begin = time.perf_counter() - (restored.seconds if restored else 0.0)
+        run = Run(spec, setting, folder.path, start, played=start, server=server or {})
+        checkpointer = Checkpointer(folder, engine, identity, begin, spec.keep_checkpoints)
+        # In this order: a release counts before anything of its round is kept, and a checkpoint refers to the records.
+        parts: list[Callback] = [PrivacyLedger(folder)] if method.mechanism else []
+        parts += [Recorder(folder, restored.records if restored else ""), TensorBoard()]
+        if spec.diagnose_every and diagnose:
+            parts.append(Diagnostics(folder, spec.diagnose_every, diagnose))
+        callbacks.begin(run, [*parts, checkpointer])
+        if tolerance:
+            for told in read_events(folder.path):  # of the rounds before this one
+                tolerance.note(told.round, told.event, told.client)
+            for record in run.records:
+                tolerance.quarantine.note_delivery(record.client, record.round)
+            for event in early:
+                tolerance.tell(Round(start, spec.rounds), event)
+
+        def after_round(
+            rnd: Round,
+            participants: Sequence[ClientInfo],
+            sent: Mapping[int, int],
+            ups: Mapping[int, Upload],
+            state: Payload,
+        ) -> bool:
+            run.participants, run.uploads, run.server = participants, ups, state
+            run.played = min(rnd.index + 1, rnd.total)
+            callbacks.round(rnd, make_records(rnd, participants, sent, ups))
+            if not rnd.closing and (run.stopped or callbacks.failed):
+                checkpointer.save(run, rnd)
+                callbacks.check()
+            return bool(run.stopped)
+
+        rounds = start if start and run.stopped else None  # stopped before it was interrupted
+        federate(method, task, engine, after_round, spec.participation, start, server, tolerance, rounds)
+        summary = _summarise(run, engine, identity, time.perf_counter() - begin)
+        folder.write_summary(summary)
+        callbacks.end(summary)
+        return summary
+
+
+@contextmanager
+def _held(folder: RunFolder, callbacks: CallbackList) -> Iterator[None]:
+    """Frees the folder afterwards; tells the callbacks if the run fails."""
     try:
-        return _play(spec, setting, folder, callbacks, engine, tolerance, early, diagnose)
+        yield
     except BaseException as error:
         callbacks.abandon(error)
         raise
@@ -225,81 +188,48 @@ def play(
         folder.hand_over()
 
 
-def _play(
-    spec: Spec,
-    setting: Setting,
-    folder: RunFolder,
-    callbacks: CallbackList,
-    engine: Engine,
-    tolerance: Tolerance | None,
-    early: Sequence[Event],
-    diagnose: Diagnose | None,
-) -> Summary:
-    method, task = spec.method, setting.task
-    private = method.mechanism
-    identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
-    restored = checkpoint.load(folder.checkpoints, engine, identity)
-    start = restored.next_round if restored else 0
-    server = restored.server if restored else None
-    begin = time.perf_counter() - (restored.seconds if restored else 0.0)
-    run = Run(spec, setting, folder.path, start, played=start, server=server or {})
-    checkpointer = Checkpointer(folder, engine, identity, begin)
-    # In this order: a release counts before anything of its round is kept, and a checkpoint refers to the records.
-    parts: list[Callback] = [PrivacyLedger(folder)] if private else []
-    parts += [Recorder(folder, restored.records if restored else ""), TensorBoard()]
-    if spec.diagnose_every and diagnose:
-        parts.append(Diagnostics(folder, spec.diagnose_every, diagnose))
-    callbacks.begin(run, [*parts, checkpointer])
-    for event in early:
-        assert tolerance
-        tolerance.tell(Round(start, spec.rounds), event)
-
-    def after_round(
-        rnd: Round,
-        participants: Sequence[ClientInfo],
-        sent: Mapping[int, int],
-        ups: Mapping[int, Upload],
-        state: Payload,
-    ) -> bool:
-        run.participants, run.uploads, run.server = participants, ups, state
-        run.played = min(rnd.index + 1, rnd.total)
-        callbacks.round(rnd, make_records(rnd, participants, sent, ups))
-        if not rnd.closing and (run.stopped or callbacks.failed):
-            checkpointer.save(run, rnd)
-            callbacks.check()
-        return bool(run.stopped)
-
-    rounds = start if start and run.stopped else None  # stopped before it was interrupted
-    federate(method, task, engine, after_round, spec.participation, start, server, tolerance, rounds)
-    entries = summarise(
-        method,
-        engine.clients(),
-        run.records,
-        {
-            "format": FORMAT,
-            "method": method.name,
-            "data": spec.data,
-            "seed": spec.seed,
-            "rounds": spec.rounds,
-            **({"stopped_early": {"rounds": run.played, "reason": run.stopped}} if run.played < spec.rounds else {}),
-            **engine.describe(),
-            "partition": setting.partition if spec.data in (IN_PYTHON, ON_NODES) else spec.partition,
-            "alpha": spec.alpha,
-            **({"holdout": spec.holdout} if spec.holdout else {}),
-            **({"notes": list(setting.notes)} if setting.notes else {}),
-            "bn_buffers": method.bn_buffers,
-            **({"compress": spec.compress} if spec.compress != "none" else {}),
-            **({"privacy": summarise_privacy(private, read_releases(folder.path))} if private else {}),
-            "specification": identity["specification"],
-            "data_fingerprint": identity["data"],
-            "partition_digest": identity["partition"],
-            **({"events": dict(Counter(e.event for e in read_events(folder.path)))} if tolerance else {}),
-            "wall_seconds": time.perf_counter() - begin,
-        },
+def _restore(
+    spec: Spec, folder: RunFolder, engine: Engine, identity: Mapping[str, str], from_round: int | None
+) -> checkpoint.Checkpoint | None:
+    """Brings the engine to the last checkpoint, or to the one of ``from_round``; None if there is none."""
+    if from_round is not None:
+        chosen = checkpoint.find(folder.checkpoints, from_round)
+        checkpoint.read(chosen, identity)  # it is there, and good
+        folder.reopen()
+    restored = checkpoint.load(
+        folder.checkpoints,
+        engine,
+        identity,
+        from_round=from_round,
+        snapshots=folder.snapshots,
+        keep=spec.keep_checkpoints,
     )
+    if restored and not 0 <= restored.next_round <= spec.rounds:
+        raise BadInput(
+            f"{folder.checkpoints}: the checkpoint is of round {restored.next_round} of {spec.rounds}; "
+            f"restore it, or give another out"
+        )
+    return restored
+
+
+def _summarise(run: Run, engine: Engine, identity: Mapping[str, str], seconds: float) -> Summary:
+    spec, setting, folder = run.spec, run.setting, run.path
+    private = spec.method.mechanism
+    about = {
+        **describe_spec(spec),
+        **({"partition": setting.partition} if spec.data in (IN_PYTHON, ON_NODES) else {}),
+        **({"stopped_early": {"rounds": run.played, "reason": run.stopped}} if run.played < spec.rounds else {}),
+        **engine.describe(),
+        **({"notes": list(setting.notes)} if setting.notes else {}),
+        **({"privacy": summarise_privacy(private, read_releases(folder))} if private else {}),
+        "specification": identity["specification"],
+        "data_fingerprint": identity["data"],
+        "partition_digest": identity["partition"],
+        **({"events": dict(Counter(e.event for e in read_events(folder)))} if "states" in identity else {}),
+        "wall_seconds": seconds,
+    }
+    entries = summarise(spec.method, engine.clients(), run.records, about)
+    # Who holds which class.
     for entry, shard in zip(entries["clients"], setting.shards, strict=bool(setting.shards)):
-        entry["labels"] = torch.bincount(shard.y_train, minlength=task.classes).tolist()  # who holds which class
-    summary = parse_summary(entries, folder.path / SUMMARY)
-    folder.write_summary(summary)
-    callbacks.end(summary)
-    return summary
+        entry["labels"] = torch.bincount(shard.y_train, minlength=setting.task.classes).tolist()
+    return parse_summary(entries, folder / SUMMARY)

@@ -8,6 +8,7 @@ from typing import Any
 import asfedbridge.methods  # noqa: F401  registers every method
 from asfedbridge.core.method import table_columns
 from asfedbridge.runs.json_table import Entries, JsonTable
+from asfedbridge.runs.spec import Spec
 
 FORMAT = 1
 Means = dict[str, float]  # by kind of client, and "all"
@@ -26,12 +27,12 @@ class ClientSummary:
     accuracy: float | None  # None: it never took part
     train: int  # images
     test: int
-    labels: tuple[int, ...] = ()  # training images of each class; empty where they are not known
+    labels: tuple[int, ...] = ()  # training images of each class; empty if they are not known
 
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """A callback ended the run after so many rounds."""
+    """A callback ended the run after ``rounds`` rounds."""
 
     rounds: int
     reason: str
@@ -41,7 +42,7 @@ class StoppedEarly:
 class Summary(Entries):
     """The results of a run. Accuracies are in percent, at the point where the method is judged.
 
-    It is also a mapping of the entries of ``summary.json`` by their names there, those that have no attribute included.
+    Also a mapping of all entries of ``summary.json``, including those without an attribute.
     """
 
     method: str
@@ -57,7 +58,7 @@ class Summary(Entries):
     accuracy: Means
     points: dict[str, Means]  # by evaluation point
     best: Means | None  # of the best round that evaluated every client
-    added: dict[str, Means]  # accuracies of predictors beside the backbones, by the key of the method's column
+    added: dict[str, Means]  # accuracies of other predictors than the backbones, by the key of the method's column
     clients: tuple[ClientSummary, ...]
     payload_mb: float
     uplink_bytes: int
@@ -67,19 +68,43 @@ class Summary(Entries):
     data_fingerprint: str
     partition_digest: str
     stopped_early: StoppedEarly | None
-    entries: Mapping[str, Any] = field(repr=False)  # all of the file
+    entries: Mapping[str, Any] = field(repr=False)  # the whole file
 
     @property
     def played(self) -> int:
-        """Rounds: fewer than the specification has if the run was stopped early."""
+        """Rounds played: fewer than specified if the run was stopped early."""
         return self.stopped_early.rounds if self.stopped_early else self.rounds
+
+    @property
+    def course(self) -> str:
+        """Rounds as text: "7 of 30" for a run that was stopped early, else "30"."""
+        return f"{self.played} of {self.rounds}" if self.stopped_early else str(self.rounds)
+
+
+def describe_spec(spec: Spec) -> dict[str, Any]:
+    """The entries of ``summary.json`` that come from the specification."""
+    return {
+        "format": FORMAT,
+        "method": spec.method.name,
+        "data": spec.data,
+        "seed": spec.seed,
+        "rounds": spec.rounds,
+        "partition": spec.partition,
+        "alpha": spec.alpha,
+        **({"holdout": spec.holdout} if spec.holdout else {}),
+        "bn_buffers": spec.method.bn_buffers,
+        **({"compress": spec.compress} if spec.compress != "none" else {}),
+    }
 
 
 def parse_summary(entries: Mapping[str, Any], file: Path = Path("summary.json")) -> Summary:
-    """A summary from the content of its file; BadInput names ``file`` and the entry that is wrong."""
+    """A summary from the content of its file; BadInput names ``file`` and the invalid entry."""
     table = JsonTable(entries, file, "the summary of a run")
     table.check_format(FORMAT)
     points = table.table("points", {})
+    clients = tuple(_parse_client(entry) for entry in table.tables("clients"))
+    if len({len(c.labels) for c in clients if c.labels}) > 1:
+        raise table.wrong("clients", "consistent: the same number of labels in each")
     return Summary(
         method=table.text("method"),
         data=table.text("data"),
@@ -95,7 +120,7 @@ def parse_summary(entries: Mapping[str, Any], file: Path = Path("summary.json"))
         points={name: points.numbers(name) for name in points.entries},
         best=None if table.entries.get("best") is None else table.numbers("best"),
         added={key: table.numbers(key) for key in table_columns() if key in table.entries},
-        clients=tuple(_parse_client(entry) for entry in table.tables("clients")),
+        clients=clients,
         payload_mb=table.number("payload_mb"),
         uplink_bytes=table.whole("uplink_bytes", 0),
         downlink_bytes=table.whole("downlink_bytes", 0),

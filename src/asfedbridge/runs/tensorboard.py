@@ -1,14 +1,16 @@
-"""Scalars and hyper-parameters as TensorBoard event files, written directly: the format is small, the tensorboard
-package is not.
+"""Writes scalars and hyper-parameters as TensorBoard event files, without the large tensorboard package.
 
 An event file is a sequence of TFRecords (length, masked CRC-32C of the length, bytes, masked CRC-32C of the bytes);
 each record is an ``Event`` protocol buffer.
 """
 
+import math
 import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from asfedbridge.engines.files import append_through, make_folder, remove_file
 
 Hparam = str | float | bool
 EMPTY_TENSOR = b"\x08\x01\x12\x02\x12\x00"  # TensorProto: float32, shape (0,)
@@ -50,19 +52,26 @@ def _double_field(number: int, value: float) -> bytes:
     return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
+def _float32(value: float) -> bytes:
+    """Values beyond the range of float32 become infinite; ``struct`` would raise an error."""
+    try:
+        return struct.pack("<f", value)
+    except (OverflowError, struct.error):  # for a float or an int
+        return struct.pack("<f", math.inf if value > 0 else -math.inf)
+
+
 def encode_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """One TFRecord; without scalars it is the version record every file begins with."""
+    """One TFRecord; without scalars, the version record with which every file begins."""
     if not scalars:
         return _encode_record(wall_time, step, _bytes_field(3, b"brain.Event:2"))
     values = [
-        _bytes_field(1, _bytes_field(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
-        for tag, value in scalars.items()
+        _bytes_field(1, _bytes_field(1, tag.encode()) + b"\x15" + _float32(value)) for tag, value in scalars.items()
     ]
     return _encode_record(wall_time, step, _bytes_field(5, b"".join(values)))
 
 
 def encode_hparams_start(wall_time: float, hparams: Mapping[str, Hparam]) -> bytes:
-    """The record of the HParams plugin that a session begins with: its hyper-parameters (``SessionStartInfo``)."""
+    """The first record of a session of the HParams plugin: its hyper-parameters (``SessionStartInfo``)."""
     entries = [
         _bytes_field(1, _bytes_field(1, key.encode()) + _bytes_field(2, _encode_hparam(value)))
         for key, value in hparams.items()
@@ -71,7 +80,7 @@ def encode_hparams_start(wall_time: float, hparams: Mapping[str, Hparam]) -> byt
 
 
 def encode_hparams_end(wall_time: float) -> bytes:
-    """The record of the HParams plugin that a session ends with: it succeeded (``SessionEndInfo``)."""
+    """The last record of a session of the HParams plugin: it succeeded (``SessionEndInfo``)."""
     return _encode_hparams(wall_time, "session_end_info", 4, b"\x08\x01" + _double_field(2, wall_time))
 
 
@@ -96,26 +105,28 @@ def _encode_record(wall_time: float, step: int, content: bytes) -> bytes:
 
 
 class EventFile:
-    """Appends to a new event file in ``folder``; files of an earlier start are removed."""
+    """A new event file in ``folder``; those of earlier starts of the run are removed.
+
+    It is flushed to the disk when it ends: until then it can be written again from the records.
+    """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()
+        make_folder(folder)
+        for old in folder.glob("events.out.tfevents.*.asfedbridge"):
+            remove_file(old)
         now = time.time()
         self.path = folder / f"events.out.tfevents.{int(now)}.asfedbridge"
-        self.path.write_bytes(encode_event(now, 0, {}))
+        append_through(self.path, encode_event(now, 0, {}))
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         self._append(encode_event(time.time(), step, scalars))
 
     def add_hparams(self, hparams: Mapping[str, Hparam]) -> None:
-        """For TensorBoard's HPARAMS tab, which compares runs; call it once, before the first scalars."""
+        """For TensorBoard's HPARAMS tab, which compares runs. Call it once, before the first scalars."""
         self._append(encode_hparams_start(time.time(), hparams))
 
     def end_hparams(self) -> None:
-        self._append(encode_hparams_end(time.time()))
+        append_through(self.path, encode_hparams_end(time.time()))
 
     def _append(self, record: bytes) -> None:
-        with self.path.open("ab") as file:
-            file.write(record)
+        append_through(self.path, record, flush=False)

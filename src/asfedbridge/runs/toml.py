@@ -1,11 +1,11 @@
-"""Specifications as TOML text, and values as people type them."""
+"""Specifications as TOML text, and values typed on the command line."""
 
 import json
-import tomllib
-from pathlib import Path
 from typing import Any
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import parse_toml
+from asfedbridge.core.reading import read_toml as read_toml
 from asfedbridge.runs.fields import describe_fields
 from asfedbridge.runs.spec import Spec, Table, to_table
 
@@ -13,7 +13,7 @@ COMMENT_COLUMN = 40
 
 
 def write_toml(spec: Spec, comments: bool = False) -> str:
-    """The full specification, ready to edit and run; ``comments`` explains every field."""
+    """The full specification, ready to edit and run; ``comments`` adds a description of every field."""
     table = to_table(spec)
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
     parts = ["\n".join(_lines(plain, Spec, comments))]
@@ -33,21 +33,12 @@ def _lines(fields: Table, cls: type, comments: bool) -> list[str]:
     return [f"{line:<{column}}  # {text}" if text else line for line, text in zip(lines, texts, strict=True)]
 
 
-def read_toml(path: Path) -> Table:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: is not valid TOML: {error}") from None
-
-
 def parse_value(text: str) -> Any:
-    """A TOML value where it is one (4, 0.1, true, [0.1, 0.05]), two numbers as 0.1,0.05, else the text itself."""
+    """A TOML value (4, 0.1, true, [0.1, 0.05]), a list without brackets (0.1,0.05), or else the text itself."""
     for candidate in (text, f"[{text}]") if "," in text else (text,):
         try:
-            value = tomllib.loads(f"value = {candidate}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {candidate}")["value"]
+        except ValueError:
             continue
         if isinstance(value, bool | int | float | str | list):
             return value
@@ -66,4 +57,10 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return f"[{', '.join(_value(v) for v in value)}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML with non-printable characters escaped."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)

@@ -13,7 +13,7 @@ from asfedbridge.data.sources import cifar
 from asfedbridge.data.sources.registry import check, describe, load
 
 
-def test_cifar10_reads_the_official_layout(tmp_path: Path, forge: Any) -> None:
+def test_cifar10_official_layout(tmp_path: Path, forge: Any) -> None:
     contents = forge("cifar10", tmp_path)
     data = load("cifar10", tmp_path)
     assert data.x_train.shape == (100, 3, 32, 32)
@@ -22,14 +22,14 @@ def test_cifar10_reads_the_official_layout(tmp_path: Path, forge: Any) -> None:
     third = pickle.loads(contents["data_batch_3"])  # noqa: S301 - made by this test
     row = third[b"data"][5]
     assert data.y_train[45] == third[b"labels"][5]
-    # A row holds 1024 red, 1024 green, 1024 blue values, each row by row.
+    # An image is stored as 1024 red, 1024 green and 1024 blue values, each row by row.
     assert data.x_train[45, 1, 2, 3] == row[1024 + 2 * 32 + 3]
     assert (data.classes[3], data.augment) == ("class3", "crop+flip")
     assert data.mean == (0.4914, 0.4822, 0.4465)
     assert data.std == (0.2470, 0.2435, 0.2616)
 
 
-def test_cifar100_takes_the_fine_labels(tmp_path: Path, forge: Any) -> None:
+def test_cifar100_uses_the_fine_labels(tmp_path: Path, forge: Any) -> None:
     forge("cifar100", tmp_path)
     data = load("cifar100", tmp_path, image_size=16)
     assert data.x_train.shape == (200, 3, 16, 16)
@@ -37,7 +37,7 @@ def test_cifar100_takes_the_fine_labels(tmp_path: Path, forge: Any) -> None:
     assert (len(data.classes), data.classes[99]) == (100, "class99")
 
 
-def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
+def test_missing_files_explain_how_to_fetch_them(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         load("cifar10", tmp_path)
     for word in (
@@ -51,7 +51,7 @@ def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "tamper"])
-def test_damaged_files_are_named_with_both_sums(tmp_path: Path, forge: Any, damage: str) -> None:
+def test_damaged_files_are_named_with_both_checksums(tmp_path: Path, forge: Any, damage: str) -> None:
     content = forge("cifar10", tmp_path)["test_batch"]
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
     bad = content[:-100] if damage == "truncate" else content[:-100] + b"X" + content[-99:]
@@ -68,7 +68,7 @@ def test_damaged_files_are_named_with_both_sums(tmp_path: Path, forge: Any, dama
             assert word in str(caught.value)
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path, forge: Any) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, forge: Any) -> None:
     forge("cifar10", tmp_path)
     path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.unlink()
@@ -93,18 +93,18 @@ class Bomb:
         b"cnumpy.core.multiarray\nscalar\n.",
     ],
 )
-def test_a_malicious_pickle_is_refused(
+def test_malicious_pickle_is_rejected(
     tmp_path: Path, forge: Any, monkeypatch: pytest.MonkeyPatch, forged: bytes
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    forge("cifar10", tmp_path, data_batch_1=forged)  # its MD5 is in the table: only the unpickler stands in the way
-    with pytest.raises(BadInput, match=r"data_batch_1 is refused \(it asks for "):
+    forge("cifar10", tmp_path, data_batch_1=forged)  # its MD5 is valid, so only the unpickler can reject it
+    with pytest.raises(BadInput, match=r"data_batch_1 is rejected \(it requests "):
         load("cifar10", tmp_path)
     assert not (tmp_path / "exploded").exists()
 
 
-def test_pickles_of_python_2_are_understood(tmp_path: Path, forge: Any) -> None:
-    """The published files hold Python 2 strings, which today's pickle module no longer writes: spelt out here."""
+def test_pickles_of_python_2(tmp_path: Path, forge: Any) -> None:
+    """The published files contain Python 2 strings, which Python 3 cannot write, so the pickle is built by hand."""
 
     def text(s: bytes) -> bytes:
         return b"T" + struct.pack("<i", len(s)) + s
@@ -121,7 +121,7 @@ def test_pickles_of_python_2_are_understood(tmp_path: Path, forge: Any) -> None:
     assert data.y_test.tolist() == [6, 9]
 
 
-def test_check_lists_the_files_or_names_all_that_is_wrong(tmp_path: Path, forge: Any) -> None:
+def test_check_lists_valid_files_or_names_all_errors(tmp_path: Path, forge: Any) -> None:
     forge("cifar10", tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     lines = check("cifar10", tmp_path)

@@ -9,7 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.data.partition import split
+from asfedbridge.data.memory_map import read
+from asfedbridge.data.partition_names import split
 from asfedbridge.data.sources.registry import (
     SOURCES,
     check,
@@ -21,7 +22,7 @@ from asfedbridge.data.sources.registry import (
     register_data,
 )
 from asfedbridge.runs.recipes import demands, quickstart
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 from asfedbridge.runs.spec import apply_overrides
 
 
@@ -34,15 +35,15 @@ def test_digits_are_split_80_20_in_every_class(tmp_path: Path) -> None:
     assert ((test / (train + test) - 0.2).abs() < 0.005).all()
 
 
-def test_digits_hold_every_image_once(tmp_path: Path) -> None:
+def test_digits_contain_every_image_once(tmp_path: Path) -> None:
     data = load("digits", tmp_path)
-    ours = torch.cat([data.x_train, data.x_test]).flatten(1).numpy()
+    ours = torch.cat([read(data.x_train), read(data.x_test)]).flatten(1).numpy()
     theirs = np.rint(load_digits().data * 255 / 16).astype(np.uint8)
     assert sorted(map(bytes, ours)) == sorted(map(bytes, theirs))
     assert ours.max() == 255
 
 
-def test_digits_never_change(tmp_path: Path) -> None:
+def test_digits_fingerprint(tmp_path: Path) -> None:
     assert load("digits", tmp_path).fingerprint() == (
         "ff5a32a9630fa296c4c297e96c5881030286d7b4e5cf7261956edac7b053365f"
     )
@@ -67,7 +68,7 @@ def test_image_size_resizes_and_is_checked(tmp_path: Path) -> None:
         ("", "choose from digits"),
     ],
 )
-def test_unknown_names_get_the_nearest_and_the_list(tmp_path: Path, name: str, hint: str) -> None:
+def test_unknown_name_suggests_the_nearest_and_lists_all(tmp_path: Path, name: str, hint: str) -> None:
     with pytest.raises(BadInput) as caught:
         load(name, tmp_path)
     message = str(caught.value)
@@ -76,9 +77,7 @@ def test_unknown_names_get_the_nearest_and_the_list(tmp_path: Path, name: str, h
     assert all(source in message for source in SOURCES)
 
 
-def test_the_data_root_is_the_given_or_the_environments_or_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_root_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.delenv("ASFEDBRIDGE_DATA", raising=False)
@@ -103,14 +102,14 @@ def test_describe_lists_every_source(tmp_path: Path) -> None:
     assert describe() == rows
 
 
-def test_a_source_is_found_by_name_or_by_the_kind_of_its_path() -> None:
+def test_find_source_by_name_or_path_prefix() -> None:
     assert find_source("digits") is SOURCES["digits"]
     assert find_source("npz:some/file.npz") is SOURCES["npz:PATH"]
     with pytest.raises(BadInput, match="did you mean cifar10"):
         find_source("cifar1")
 
 
-# Data sets of the user's
+# Registered data sets
 
 
 def squares(count: int = 60) -> dict[str, Any]:
@@ -121,14 +120,14 @@ def squares(count: int = 60) -> dict[str, Any]:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry with one more set, a user's."""
+    """Registers one more data set."""
     monkeypatch.setattr("asfedbridge.data.sources.registry.SOURCES", before := dict(SOURCES))
     monkeypatch.setattr("asfedbridge.runs.recipes.SOURCES", before)
     register_data("squares", about="60 squares", augment="crop", settings={"cpu": {"train_per_class": 7}})(squares)
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_registered_set_is_listed_checked_and_refused_like_others(tmp_path: Path) -> None:
+def test_registered_data_set_is_listed_and_checked(tmp_path: Path) -> None:
     assert describe(tmp_path)[-1] == ("squares", "60 squares", "registered by test_registry.py")
     assert check("squares", tmp_path) == ["squares: 60 training and 30 test images, 3x12x12, 3 classes: good"]
     with pytest.raises(BadInput, match=r"did you mean squares.*folder:PATH, squares$"):
@@ -137,6 +136,9 @@ def test_a_registered_set_is_listed_checked_and_refused_like_others(tmp_path: Pa
         fetch("squares", tmp_path)
     assert demands("cpu", "squares") == demands("extended", "squares") == {"train_per_class": 7}
     assert demands("paper", "squares") == {}
+    register_data("typing", about="", settings={"smoek": {"rounds": 1}})(squares)
+    with pytest.raises(BadInput, match=r"data set 'typing' has settings for an unknown recipe 'smoek'.*'smoke'"):
+        demands("smoke", "typing")
 
 
 @pytest.mark.usefixtures("registered")
@@ -150,7 +152,7 @@ def test_a_registered_set_is_listed_checked_and_refused_like_others(tmp_path: Pa
         (16, "resized-crop+flip", (12, 16, "resized-crop+flip")),
     ],
 )
-def test_a_registered_set_has_any_size_and_augmentation(
+def test_registered_data_set_with_size_and_augmentation(
     tmp_path: Path, image_size: int, augment: str, expected: tuple[int, int, str]
 ) -> None:
     data = load("squares", tmp_path, image_size, augment)
@@ -159,7 +161,7 @@ def test_a_registered_set_has_any_size_and_augmentation(
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes:2", "quantity:2"])
-def test_a_run_can_use_a_registered_set(tmp_path: Path, partition: str) -> None:
+def test_run_uses_a_registered_data_set(tmp_path: Path, partition: str) -> None:
     changes = {"data": "squares", "image_size": 8, "train_per_class": 18, "partition": partition, "fleet": "1+1"}
     setting = prepare(apply_overrides(quickstart(), changes), tmp_path)
     assert setting.task.image_size == 8
@@ -167,7 +169,7 @@ def test_a_run_can_use_a_registered_set(tmp_path: Path, partition: str) -> None:
     assert sum(client.test_size for client in setting.clients) == 30
 
 
-def test_a_function_may_ask_for_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_may_take_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asfedbridge.data.sources.registry.SOURCES", dict(SOURCES))
     np.savez(tmp_path / "mine.npz", **squares())
 
@@ -181,16 +183,16 @@ def test_a_function_may_ask_for_the_data_root(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_name_is_given_once(tmp_path: Path) -> None:
+def test_names_are_unique_and_valid(tmp_path: Path) -> None:
     register_data("squares", about="the same function again, as in a worker process")(squares)
     for name, message in (
-        ("squares", "two data sets"),
-        ("digits", "two data sets"),
+        ("squares", "'squares' is already registered"),
+        ("digits", "'digits' is already registered"),
         ("a b", "'a b'"),
         ("nodes", "'nodes'"),
     ):
         with pytest.raises(ValueError, match=message):
-            register_data(name, about="")(test_a_name_is_given_once)
+            register_data(name, about="")(test_names_are_unique_and_valid)
     with pytest.raises(ValueError, match="unknown augment 'flip'"):
         register_data("other", about="", augment="flip")
 
@@ -207,8 +209,8 @@ def noise():
 """
 
 
-def test_a_file_brings_a_data_set_to_the_command_line(tmp_path: Path) -> None:
-    """In a process of its own, as a file registers for the whole process."""
+def test_imported_file_registers_a_data_set_on_the_command_line(tmp_path: Path) -> None:
+    """In a separate process, because a file registers for the whole process."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     commands = {
         "list data": "grey noise (registered by mine.py)",
@@ -225,10 +227,10 @@ def test_a_file_brings_a_data_set_to_the_command_line(tmp_path: Path) -> None:
         assert expected in done.stdout
 
 
-# Clients that come with the data
+# Clients assigned by the data set
 
 
-def test_an_archive_can_say_which_client_has_which_example(tmp_path: Path) -> None:
+def test_archive_assigns_examples_to_clients(tmp_path: Path) -> None:
     arrays = squares() | {"client_train": np.arange(60) % 2, "client_test": np.arange(30) // 15}
     np.savez(tmp_path / "set.npz", **arrays)
     name = f"npz:{tmp_path / 'set.npz'}"
@@ -239,7 +241,7 @@ def test_an_archive_can_say_which_client_has_which_example(tmp_path: Path) -> No
     changes = {"data": name, "train_per_class": 10, "partition": "assigned", "fleet": "1+1"}
     setting = prepare(apply_overrides(quickstart(), changes), tmp_path)
     assert [client.train_size for client in setting.clients] == [15, 15]
-    with pytest.raises(BadInput, match="client_train gives client 2 of 3 no example"):
+    with pytest.raises(BadInput, match="client_train has no example for client 2 of 3"):
         prepare(apply_overrides(quickstart(), changes | {"fleet": "1+2"}), tmp_path)
     with pytest.raises(BadInput, match="partition=assigned: the data set assigns no clients"):
         prepare(apply_overrides(quickstart(), changes | {"data": "digits"}), tmp_path)
@@ -250,10 +252,43 @@ def test_an_archive_can_say_which_client_has_which_example(tmp_path: Path) -> No
     [
         (np.zeros(59, np.int64), "client_train is int64 of shape"),
         (np.zeros(60), "client_train is float64"),
-        (np.full(60, -1), "client_train holds -1 to -1: count clients from 0"),
+        (np.full(60, -1), "client_train contains -1 to -1: count clients from 0"),
     ],
 )
 def test_clients_in_an_archive_are_checked(tmp_path: Path, client_train: np.ndarray, message: str) -> None:
     np.savez(tmp_path / "set.npz", **squares(), client_train=client_train)
     with pytest.raises(BadInput, match=message):
         load(f"npz:{tmp_path / 'set.npz'}", tmp_path)
+
+
+class Torn:
+    """A data set whose third item cannot be read."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
+        if number == 2:
+            raise OSError("photo 2 is torn\nin two")
+        return np.zeros((8, 8), np.uint8), number % 2
+
+
+def test_failing_function_is_reported_in_one_line(tmp_path: Path) -> None:
+    def search() -> Any:
+        return {}["no such key"]
+
+    def tear() -> Any:
+        return Torn(), Torn()
+
+    failing: tuple[tuple[Any, type[Exception], str], ...] = (
+        (search, KeyError, r"^data 'mine': its function fails: line \d+: KeyError: 'no such key'$"),
+        (tear, OSError, r"^mine: train: item 2 cannot be read: OSError: photo 2 is torn in two$"),
+    )
+    for function, cause, message in failing:
+        register_data("mine", "fails")(function)
+        try:
+            with pytest.raises(BadInput, match=message) as caught:
+                load("mine", tmp_path)
+        finally:
+            del SOURCES["mine"]
+        assert isinstance(caught.value.__cause__, cause)

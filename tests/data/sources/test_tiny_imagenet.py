@@ -1,4 +1,4 @@
-"""Tiny-ImageNet in its official layout, forged small."""
+"""A small Tiny-ImageNet in the official layout."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from asfedbridge.data.archive import Archive, state
 from asfedbridge.data.memory_map import Mapped, read
 from asfedbridge.data.sources import tiny_imagenet
 from asfedbridge.data.sources.registry import check, describe, fetch, load
-from asfedbridge.runs.run import prepare
+from asfedbridge.runs.setting import prepare
 
 CLASSES = ("n02", "n01", "n03")
 TRAIN, VAL = 5, 2
@@ -45,7 +45,7 @@ def pixels(content: bytes) -> Tensor:
 
 
 def contents(each: dict[str, int]) -> dict[str, bytes]:
-    """Every file by its path; image 1 of each class is grey."""
+    """Contents of all files by path. Image 1 of each class is grey."""
     files = {"wnids.txt": "\n".join(CLASSES).encode(), "words.txt": WORDS.encode()}
     notes = []
     for c, wnid in enumerate(CLASSES):
@@ -62,13 +62,13 @@ def contents(each: dict[str, int]) -> dict[str, bytes]:
 
 @pytest.fixture
 def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:
-    """Makes the set below a root and has the table expect it; returns the root."""
-    monkeypatch.setattr(tiny_imagenet, "EACH", {"train": TRAIN, "val": VAL})
+    """Writes the set, adjusts ``PER_CLASS`` to it, and returns the data root."""
+    monkeypatch.setattr(tiny_imagenet, "PER_CLASS", {"train": TRAIN, "val": VAL})
     monkeypatch.setattr(decode_cache, "CHUNK", 4)
 
     def make(without: tuple[str, ...] = (), **replaced: bytes) -> Path:
         root = tmp_path / "root"
-        for name, content in (contents(tiny_imagenet.EACH) | replaced).items():
+        for name, content in (contents(tiny_imagenet.PER_CLASS) | replaced).items():
             if name not in without:
                 path = root / tiny_imagenet.FOLDER / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,11 +80,11 @@ def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode in this process: a process more takes seconds to start, and would not see a forged table."""
-    monkeypatch.setattr("asfedbridge.data.process_pool.cores", lambda: 1)
+    """Decodes in this process: a worker takes seconds to start and would not see the changed ``PER_CLASS``."""
+    monkeypatch.setattr("asfedbridge.data.process_pool.count_cores", lambda: 1)
 
 
-def refuse(root: Path, *words: str, **options: object) -> None:
+def check_rejected(root: Path, *words: str, **options: object) -> None:
     with pytest.raises(BadInput) as caught:
         load("tiny-imagenet", root, **options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -92,8 +92,8 @@ def refuse(root: Path, *words: str, **options: object) -> None:
         assert word in str(caught.value)
 
 
-def test_the_official_layout_is_read(forge: Forge) -> None:
-    root, files = forge(), contents(tiny_imagenet.EACH)
+def test_official_layout(forge: Forge) -> None:
+    root, files = forge(), contents(tiny_imagenet.PER_CLASS)
     data = load("tiny-imagenet", root)
     assert data.classes == ("goldfish", "crane (n02)", "crane (n03)")
     assert data.y_train.tolist() == [c for c in range(3) for _ in range(TRAIN)]
@@ -122,16 +122,14 @@ def test_the_official_layout_is_read(forge: Forge) -> None:
         (80, "crop+flip", (80, "crop+flip")),
     ],
 )
-def test_size_and_augmentation_follow_from_each_other(
-    forge: Forge, image_size: int, augment: str, expected: tuple[int, str]
-) -> None:
+def test_default_size_and_augmentation(forge: Forge, image_size: int, augment: str, expected: tuple[int, str]) -> None:
     data = load("tiny-imagenet", forge(), image_size, augment)
     assert (data.image_size, data.augment) == expected
     scaled_once = data.augment != "resized-crop+flip" and data.image_size != 64
     assert isinstance(data.x_train, Mapped) != scaled_once
 
 
-def test_the_papers_recipe_is_the_papers_protocol(forge: Forge) -> None:
+def test_paper_recipe_follows_the_paper(forge: Forge) -> None:
     spec = resolve(["paper", "data=tiny-imagenet", "fleet=1*resnet18@0.05:ann,1*resnet18@0.05:snn", "partition=iid"])
     assert (spec.batch_size, spec.T, spec.rounds, spec.epochs, spec.alpha) == (256, 4, 100, 5, 0.1)
     setting = prepare(spec, forge())
@@ -142,7 +140,7 @@ def test_the_papers_recipe_is_the_papers_protocol(forge: Forge) -> None:
     assert x.shape == (shard.train_size, 3, 224, 224)
 
 
-def test_decoded_once(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_once(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     root = forge()
     first = load("tiny-imagenet", root).fingerprint()
     monkeypatch.setattr(tiny_imagenet, "read_image", None)
@@ -150,63 +148,67 @@ def test_decoded_once(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
 
-def test_an_image_that_changed_is_decoded_again(forge: Forge) -> None:
+def test_changed_image_is_decoded_again(forge: Forge) -> None:
     root = forge()
     first = load("tiny-imagenet", root).fingerprint()
     (root / tiny_imagenet.FOLDER / "val" / "images" / "val_0.JPEG").write_bytes(jpeg(77))
     assert load("tiny-imagenet", root).fingerprint() != first
 
 
-def test_a_damaged_image_is_named_and_skipped_only_on_request(forge: Forge) -> None:
+def test_damaged_image_is_named_and_skipped_only_on_request(forge: Forge) -> None:
     name = "train/n01/images/n01_3.JPEG"
     root = forge(**{name: jpeg(3)[:400], "val/images/val_2.JPEG": jpeg(1, side=32)})
-    refuse(root, name, "damaged", "skip_damaged=true")
+    check_rejected(root, name, "damaged", "skip_damaged=true")
     data = load("tiny-imagenet", root, skip_damaged=True)
     assert data.y_train.tolist() == [0] * 4 + [1] * 5 + [2] * 5
     assert data.y_test.bincount().tolist() == [2, 2, 1]
-    refuse(root, name, "skip_damaged=true")
+    check_rejected(root, name, "skip_damaged=true")
     (root / tiny_imagenet.FOLDER / name).write_bytes(jpeg(3))
-    refuse(root, "val_2.JPEG", "32x32 pixels, expected 64x64")
+    check_rejected(root, "val_2.JPEG", "32x32 pixels, expected 64x64")
 
 
-def test_what_is_missing_is_named_and_skipped_only_on_request(forge: Forge) -> None:
+def test_missing_images_are_named_and_skipped_only_on_request(forge: Forge) -> None:
     root = forge(without=("train/n03/images/n03_0.JPEG", "val/images/val_4.JPEG"))
-    refuse(root, "val/images/val_4.JPEG", "1 of 5 train images of n03", "1 of 2 val images of n01", "data fetch")
+    check_rejected(
+        root, "val/images/val_4.JPEG", "1 of 5 train images of n03", "1 of 2 val images of n01", "data fetch"
+    )
     with pytest.raises(BadInput, match="lacks"):
         check("tiny-imagenet", root)
     data = load("tiny-imagenet", root, skip_damaged=True)
     assert (len(data.y_train), len(data.y_test)) == (14, 5)
 
 
-def test_a_missing_annotation_is_named(forge: Forge) -> None:
+def test_missing_annotation_is_named(forge: Forge) -> None:
     root = forge()
     notes = root / tiny_imagenet.FOLDER / "val" / "val_annotations.txt"
     notes.write_text("".join(line for line in notes.read_text().splitlines(True) if not line.startswith("val_3.")))
-    refuse(root, "the annotation of val/images/val_3.JPEG")
+    check_rejected(root, "the annotation of val/images/val_3.JPEG")
     assert len(load("tiny-imagenet", root, skip_damaged=True).y_test) == 5
 
 
-def test_much_that_is_missing_is_counted(forge: Forge) -> None:
+def test_many_missing_images_are_counted(forge: Forge) -> None:
     root = forge(without=tuple(f"val/images/val_{n}.JPEG" for n in range(3)))
-    refuse(root, "val_2.JPEG", "and 3 more")
+    check_rejected(root, "val_2.JPEG", "and 3 more")
 
 
 @pytest.mark.parametrize("name", ["wnids.txt", "words.txt", "val/val_annotations.txt"])
-def test_missing_lists_say_where_the_set_comes_from(forge: Forge, name: str) -> None:
+def test_missing_lists_explain_how_to_fetch_the_set(forge: Forge, name: str) -> None:
     root = forge(without=(name,))
-    refuse(root, name, "data fetch tiny-imagenet", tiny_imagenet.ARCHIVE.url, str(root / "tiny-imagenet-200.zip"))
+    check_rejected(
+        root, name, "data fetch tiny-imagenet", tiny_imagenet.ARCHIVE.url, str(root / "tiny-imagenet-200.zip")
+    )
 
 
-def test_nothing_there_at_all(tmp_path: Path) -> None:
-    refuse(tmp_path, "wnids.txt cannot be read", "data fetch tiny-imagenet")
+def test_empty_data_root(tmp_path: Path) -> None:
+    check_rejected(tmp_path, "wnids.txt: no such file", "data fetch tiny-imagenet")
     assert ("tiny-imagenet", "asfedbridge data fetch tiny-imagenet") in [(d[0], d[2]) for d in describe(tmp_path)]
 
 
-def test_a_class_without_images_is_refused_and_a_shorter_list_is_a_smaller_set(forge: Forge) -> None:
+def test_class_without_images_is_rejected_unless_unlisted(forge: Forge) -> None:
     root = forge(without=tuple(f"train/n02/images/n02_{i}.JPEG" for i in range(TRAIN)))
-    refuse(root, "class n02 has no train image", skip_damaged=True)
+    check_rejected(root, "class n02 has no train image", skip_damaged=True)
     (root / tiny_imagenet.FOLDER / "wnids.txt").write_text("n01\nn03\n")
-    # Images whose class is not on the list are nobody's; their annotations are there.
+    # Images of unlisted classes are ignored; their annotations still exist.
     assert load("tiny-imagenet", root).classes == ("goldfish", "crane")
 
 
@@ -226,9 +228,9 @@ from asfedbridge.data import decode_cache
 from asfedbridge.data.sources import tiny_imagenet
 from asfedbridge.data.sources.registry import load
 
-tiny_imagenet.EACH = {"train": 12, "val": 2}
+tiny_imagenet.PER_CLASS = {"train": 12, "val": 2}
 decode_cache.CHUNK = 4
-process_pool.cores = lambda: 1
+process_pool.count_cores = lambda: 1
 plain = tiny_imagenet.read_image
 def slowly(*args):
     time.sleep(0.02)
@@ -239,8 +241,8 @@ print(load("tiny-imagenet", Path(sys.argv[1])).fingerprint(), flush=True)
 """
 
 
-def test_a_killed_decoding_goes_on_where_it_stopped(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_imagenet, "EACH", {"train": 12, "val": 2})
+def test_killed_decoding_resumes(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_imagenet, "PER_CLASS", {"train": 12, "val": 2})
     root = forge()
     command = [sys.executable, "-c", SLOW, str(root)]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -251,11 +253,11 @@ def test_a_killed_decoding_goes_on_where_it_stopped(forge: Forge, monkeypatch: p
     first.communicate(timeout=300)
     assert first.returncode != 0
     again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.splitlines()
-    assert 0 < len(again) - 1 <= 42 - 12, "what was on the disk is not decoded again"
+    assert 0 < len(again) - 1 <= 42 - 12, "chunks on disk are not decoded again"
     assert again[-1] == load("tiny-imagenet", root).fingerprint()
 
 
-# Fetching, from an archive that was put there by hand
+# Fetching from an existing archive
 
 
 @pytest.fixture
@@ -264,7 +266,7 @@ def archive(forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     root.mkdir()
     path = root / "tiny-imagenet-200.zip"
     with zipfile.ZipFile(path, "w") as target:
-        for name, content in contents(tiny_imagenet.EACH).items():
+        for name, content in contents(tiny_imagenet.PER_CLASS).items():
             target.writestr(f"{tiny_imagenet.FOLDER}/{name}", content)
         target.writestr(f"{tiny_imagenet.FOLDER}/../../evil.txt", b"out of here")
         target.writestr("elsewhere/wnids.txt", b"n09")
@@ -273,7 +275,7 @@ def archive(forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return path
 
 
-def test_an_archive_is_unpacked_and_checked(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_archive_is_unpacked_and_checked(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = archive.parent
     assert main(["data", "fetch", "tiny-imagenet", "--data-root", str(root)]) == 0
     assert "15 training and 6 test images" in capsys.readouterr().out
@@ -281,10 +283,10 @@ def test_an_archive_is_unpacked_and_checked(archive: Path, capsys: pytest.Captur
     assert not (root / tiny_imagenet.FOLDER / "test").exists()
     assert not (root.parent / "evil.txt").exists()
     archive.unlink()
-    fetch("tiny-imagenet", root)  # nothing is wanted
+    fetch("tiny-imagenet", root)  # nothing is missing
 
 
-def test_unpacking_goes_on(archive: Path) -> None:
+def test_unpacking_resumes(archive: Path) -> None:
     fetch("tiny-imagenet", archive.parent)
     folder = archive.parent / tiny_imagenet.FOLDER
     kept, lost = folder / "val" / "images" / "val_0.JPEG", folder / "val" / "images" / "val_1.JPEG"
@@ -297,13 +299,13 @@ def test_unpacking_goes_on(archive: Path) -> None:
     assert kept.stat().st_mtime_ns == before
 
 
-def test_a_damaged_archive_is_put_aside(archive: Path) -> None:
+def test_damaged_archive_is_renamed(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(BadInput, match=r"zip is damaged.*moved to tiny-imagenet-200\.zip\.bad"):
         fetch("tiny-imagenet", archive.parent)
 
 
-def test_the_command_line_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_reports_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "tiny-imagenet", "--data-root", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Runs of a few seconds, and callbacks that leave in the middle."""
+"""Fixtures: specifications of runs of a few seconds, and a callback that interrupts them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Callbacks see a run as it happens, can stop it, and cannot harm it."""
+"""Callbacks observe a run and can stop it; their failures do not harm it."""
 
 import hashlib
 import json
@@ -15,7 +15,8 @@ from asfedbridge.engines import checkpoint
 from asfedbridge.runs.analyze import analyse
 from asfedbridge.runs.callback import CALLBACKS, Callback, Run, make_callback, register_callback
 from asfedbridge.runs.callbacks import EarlyStopping
-from asfedbridge.runs.folder import read_rounds, read_summary
+from asfedbridge.runs.folder import read_summary
+from asfedbridge.runs.record_files import read_rounds
 from asfedbridge.runs.records import Record
 from asfedbridge.runs.run import execute
 
@@ -23,7 +24,7 @@ Make = Callable[..., Any]
 
 
 class Diary(Callback):
-    """Notes every call, and what is on the disk at that moment."""
+    """Records every call, and the files on disk at that moment."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -72,13 +73,13 @@ class Stops(Callback):
 
 
 def newest(out: Path) -> int:
-    """The round that the last checkpoint leads to."""
+    """The next round of the last checkpoint."""
     folders = checkpoint.list_folders(out / "checkpoint")
     return int(folders[-1].name.removeprefix("round-")) if folders else 0
 
 
 def states(out: Path) -> dict[str, str]:
-    """All tensors that a run leaves."""
+    """Checksums of all tensors in the run folder."""
     files = sorted((out / "checkpoint").rglob("*.safetensors"))
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
@@ -87,7 +88,7 @@ def untimed(out: Path) -> list[Record]:
     return [{k: v for k, v in r.items() if k != "seconds"} for r in read_rounds(out)]
 
 
-def test_what_a_callback_sees(make_spec: Make, out: Path) -> None:
+def test_the_calls_of_a_run(make_spec: Make, out: Path) -> None:
     diary = Diary()
     execute(make_spec(rounds=2, checkpoint_every=2), out, out, [diary])
     epochs = [("epoch", 0), ("epoch", 1)]
@@ -104,12 +105,12 @@ def test_a_resumed_run_begins_with_its_records(make_spec: Make, out: Path, leave
     execute(spec, out, out, [diary], resume=True)
     assert diary.calls[0] == ("begin", 2, 4)
     diary.calls.clear()
-    execute(spec, out, out, [diary], resume=True)  # it has ended
+    execute(spec, out, out, [diary], resume=True)  # the run is finished
     assert diary.calls == []
 
 
 @pytest.mark.parametrize("engine", ["local", "pool"])
-def test_a_run_that_is_stopped_is_complete(make_spec: Make, out: Path, engine: str) -> None:
+def test_a_stopped_run_is_complete(make_spec: Make, out: Path, engine: str) -> None:
     summary = execute(make_spec(checkpoint_every=4), out, out, [Stops(1)], engine=engine, workers=2)
     assert summary == read_summary(out)
     assert summary["stopped_early"] == {"rounds": 2, "reason": "enough"}
@@ -132,13 +133,14 @@ def test_a_stop_does_not_change_the_rounds_before_it(make_spec: Make, tmp_path: 
     assert [r["received.accuracy"] for r in stopped[4:]] == [r["received.accuracy"] for r in whole[4:6]]
 
 
-def test_a_stop_in_the_last_round_is_none(make_spec: Make, out: Path) -> None:
+def test_a_stop_in_the_last_round_has_no_effect(make_spec: Make, out: Path) -> None:
     assert "stopped_early" not in execute(make_spec(rounds=2), out, out, [Stops(1)])
 
 
 @pytest.mark.parametrize("method", ["on_round_end", "on_epoch_end"])
 def test_a_failure_ends_the_run_after_it_is_saved(make_spec: Make, tmp_path: Path, method: str) -> None:
-    out, whole, spec, diary = tmp_path / "run", tmp_path / "whole", make_spec(checkpoint_every=4), Diary()
+    spec = make_spec(checkpoint_every=4, keep_checkpoints=1)
+    out, whole, diary = tmp_path / "run", tmp_path / "whole", Diary()
     with pytest.raises(CallbackFailed) as caught:
         execute(spec, out, out, [Fails(method, index=0), diary])
     message = str(caught.value)
@@ -146,7 +148,7 @@ def test_a_failure_ends_the_run_after_it_is_saved(make_spec: Make, tmp_path: Pat
     for part in ("Fails", method, "ZeroDivisionError: my own mistake", "test_callback.py, line"):
         assert part in message
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert diary.calls[-2:] == [("round", 0, False, 1, 0), "CallbackFailed"]  # the others are called all the same
+    assert diary.calls[-2:] == [("round", 0, False, 1, 0), "CallbackFailed"]  # the others are still called
     assert newest(out) == 1  # the round is not lost
     assert read_summary(out) is None
     execute(spec, out, out, resume=True)
@@ -203,7 +205,7 @@ def test_options_have_their_types() -> None:
         ("needy", "missing 1 required"),
     ],
 )
-def test_what_cannot_be_made(registered: None, text: str, named: str) -> None:
+def test_invalid_callbacks_are_bad_input(registered: None, text: str, named: str) -> None:
     @register_callback("needy")
     class Needy(Callback):
         def __init__(self, what: str) -> None: ...
@@ -214,14 +216,14 @@ def test_what_cannot_be_made(registered: None, text: str, named: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_name_is_given_once(registered: None) -> None:
-    with pytest.raises(ValueError, match="two callbacks are called 'early-stopping'"):
+def test_names_are_unique_and_valid(registered: None) -> None:
+    with pytest.raises(ValueError, match="callback 'early-stopping' is already registered"):
         register_callback("early-stopping")(Diary)
-    with pytest.raises(ValueError, match="cannot name a callback"):
+    with pytest.raises(ValueError, match="invalid callback name"):
         register_callback("a:b")(Diary)
 
 
-def test_a_callback_of_ones_own_on_the_command_line(registered: None, tmp_path: Path, capsys: Any) -> None:
+def test_a_users_callback_on_the_command_line(registered: None, tmp_path: Path, capsys: Any) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
         "from asfedbridge.runs.callback import Callback, register_callback\n"

@@ -9,7 +9,8 @@ import pytest
 from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks import EarlyStopping
-from asfedbridge.runs.folder import read_rounds, read_summary
+from asfedbridge.runs.folder import read_summary
+from asfedbridge.runs.record_files import read_rounds
 from asfedbridge.runs.run import execute
 
 Make = Callable[..., Any]
@@ -75,7 +76,7 @@ class LeavesClosing(Callback):
 def test_a_run_that_is_interrupted_and_resumed_stops_in_the_same_round(
     make_spec: Make, tmp_path: Path, leaves: Any
 ) -> None:
-    """A gain that no round can have: the first round is the best, two more are waited for."""
+    """No round can gain ``min_delta``, so the first round is the best, and the run waits for two more."""
     spec = make_spec("standalone", rounds=9)
 
     def stopping() -> EarlyStopping:

@@ -1,4 +1,4 @@
-"""TensorBoard: means, every client's numbers and the specification, written anew when a run is resumed."""
+"""TensorBoard: means, every client's numbers and the specification, rewritten when a run is resumed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +11,15 @@ from asfedbridge.core.task import ClientInfo, Round, Task
 from asfedbridge.runs.callback import Run
 from asfedbridge.runs.callbacks import TensorBoard
 from asfedbridge.runs.callbacks.scalars import MAX_CLIENTS, flat_spec
-from asfedbridge.runs.run import Setting
+from asfedbridge.runs.records import RoundRecord, parse_record
+from asfedbridge.runs.setting import Setting
 
 Make = Callable[..., Any]
 
 
-def entry(index: int, client: int, **numbers: float) -> dict[str, Any]:
-    return {"round": index, "client": client, "kind": ("ann", "snn")[client % 2], "width": 0.5, "model": "m"} | numbers
+def entry(index: int, client: int, **numbers: float) -> RoundRecord:
+    about = {"round": index, "client": client, "kind": ("ann", "snn")[client % 2], "width": 0.5, "model": "m"}
+    return parse_record(about | numbers)
 
 
 def begin(make_spec: Make, out: Path, clients: int = 2, next_round: int = 0) -> Run:
@@ -34,9 +36,8 @@ def read(out: Path) -> EventAccumulator:
 def test_means_and_clients(make_spec: Make, out: Path) -> None:
     run, board = begin(make_spec, out), TensorBoard()
     board.on_run_begin(run)
-    for index in range(2):
-        board.on_round_end(run, Round(index, 2), [entry(index, 0, loss=1.0 + index), entry(index, 1, loss=4.0)])
-    board.on_run_end(run, {})
+    for index in range(2):  # the second one is the closing visit
+        board.on_round_end(run, Round(index, 1), [entry(index, 0, loss=1.0 + index), entry(index, 1, loss=4.0)])
     found = read(out)
     assert set(found.Tags()["scalars"]) == {"loss/ann", "loss/snn", "loss/all", "client/0/loss", "client/1/loss"}
     assert [(e.step, e.value) for e in found.Scalars("loss/all")] == [(0, 2.5), (1, 3.0)]
@@ -57,7 +58,7 @@ def test_a_resumed_run_has_every_round_once(make_spec: Make, out: Path) -> None:
 
 
 @pytest.mark.parametrize("clients", [MAX_CLIENTS, MAX_CLIENTS + 1])
-def test_of_a_large_fleet_only_means(make_spec: Make, out: Path, clients: int) -> None:
+def test_large_fleets_have_only_means(make_spec: Make, out: Path, clients: int) -> None:
     run, board = begin(make_spec, out, clients), TensorBoard()
     board.on_run_begin(run)
     board.on_round_end(run, Round(0, 1), [entry(0, i, loss=1.0) for i in range(clients)])  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""MLflow and Weights & Biases, the real packages, without a network: every round is there once, resumed or not."""
+"""The real packages MLflow and Weights & Biases without a network: every round is logged once, resumed or not."""
 
 import json
 import sys
@@ -12,20 +12,20 @@ import pytest
 from asfedbridge.core.errors import BadInput
 from asfedbridge.runs.callback import make_callback
 from asfedbridge.runs.callbacks import MLflowLogger, WandbLogger
-from asfedbridge.runs.folder import read_rounds
+from asfedbridge.runs.record_files import read_rounds
 from asfedbridge.runs.run import execute
 
 Make = Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BadInput, match=rf"pip install 'asfedbridge\[{name}\]'"):
         make_callback(name)
 
 
-# MLflow: a store of files, which takes milliseconds where a database takes seconds
+# MLflow: a file store, which is faster than a database
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_mlflow_has_every_round_once(mlflow: Any, make_spec: Make, tmp_path: Pat
     assert run.data.metrics["summary/accuracy/all"] == summary["accuracy"]["all"]
 
 
-def test_a_callback_that_is_added_later_sends_what_was_before(
+def test_a_callback_added_later_sends_the_earlier_rounds(
     mlflow: Any, make_spec: Make, tmp_path: Path, leaves: Any
 ) -> None:
     out, spec, uri = tmp_path / "run", make_spec(rounds=2), (tmp_path / "mlruns").as_uri()
@@ -75,7 +75,7 @@ def test_a_callback_that_is_added_later_sends_what_was_before(
     assert [m.step for m in history] == [0, 1, 2]
 
 
-def test_a_store_that_cannot_be_used_is_named(mlflow: Any, make_spec: Make, tmp_path: Path) -> None:
+def test_the_error_names_an_unusable_store(mlflow: Any, make_spec: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="callback mlflow: cannot use uri=nowhere://x"):
         execute(make_spec(), tmp_path / "run", tmp_path, [MLflowLogger(uri="nowhere://x")])
@@ -125,7 +125,7 @@ def test_wandb_has_every_round_once(
     with pytest.raises(KeyboardInterrupt):
         execute(spec, out, tmp_path, [WandbLogger(), leaves(2)])
     execute(spec, out, tmp_path, [WandbLogger()], resume=True)
-    deadline = time.monotonic() + 60  # its service may write after `finish` has returned
+    deadline = time.monotonic() + 60  # the wandb service may still write after `finish` has returned
     while len(rows := read_offline(out)) < 4 and time.monotonic() < deadline:
         time.sleep(0.5)
     assert [step for step, _ in rows] == [0, 1, 2, 3]
@@ -135,7 +135,7 @@ def test_wandb_has_every_round_once(
     assert len({file.name for file in out.glob("wandb/offline-run-*/*.wandb")}) == 1  # two parts of one run
 
 
-def test_a_mode_that_there_is_not() -> None:
+def test_an_unknown_mode_is_bad_input() -> None:
     pytest.importorskip("wandb")
     with pytest.raises(BadInput, match="mode=sometimes must be one of online, offline, disabled"):
         make_callback("wandb:mode=sometimes")

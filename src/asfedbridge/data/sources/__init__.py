@@ -1,4 +1,4 @@
-"""The data sets a run can name. Each is declared in one file, which registers it; lists show them in this order."""
+"""The built-in data sets. Each module registers its data sets; lists show them in the order of these imports."""
 
 from asfedbridge.data.sources import digits  # isort: skip
 from asfedbridge.data.sources import cifar  # isort: skip

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: pickled batches, each known by its MD5."""
+"""CIFAR-10 and CIFAR-100 as published: pickled batches, verified by MD5."""
 
 import codecs
 import hashlib
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import is_there, read_bytes
 from asfedbridge.data.archive import Archive, Progress, extract, make_folder, obtain, state
 from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.sources.registry import Request, Source, add_source
@@ -23,10 +24,10 @@ STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 @dataclass(frozen=True)
 class Release(Archive):
-    """An archive with what is in it, and how its dictionaries name things."""
+    """An archive with its files and the keys of its dictionaries."""
 
     about: str
-    train_per_class: int  # at cpu scale: fewer images of more classes
+    train_per_class: int  # in the recipe cpu
     folder: str
     train: dict[str, str]  # file name -> MD5
     test: dict[str, str]
@@ -84,15 +85,12 @@ def load_cifar(request: Request) -> Dataset:
 
 
 def read_verified(name: str, root: Path, file: str) -> dict[bytes, Any]:
-    """One batch file, unpickled (restrictedly) only after its MD5 was found right."""
+    """Verifies the MD5 of a batch file, then unpickles it with ``ArrayUnpickler``."""
     release = RELEASES[name]
     path, expected = root / release.folder / file, release.files[file]
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"{path} is missing: {remedy(name, root)}") from None
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}): {remedy(name, root)}") from error
+    if not is_there(path):
+        raise BadInput(f"{path} is missing: {remedy(name, root)}")
+    content = read_bytes(path, fix=remedy(name, root))
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != expected:
         raise BadInput(f"{path} is damaged: md5 {found}, expected {expected}: {remedy(name, root)}")
@@ -100,7 +98,7 @@ def read_verified(name: str, root: Path, file: str) -> dict[bytes, Any]:
         batch: dict[bytes, Any] = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
         return batch
     except (pickle.UnpicklingError, EOFError) as error:
-        raise BadInput(f"{path} is refused ({error}): {remedy(name, root)}") from error
+        raise BadInput(f"{path} is rejected ({error}): {remedy(name, root)}") from error
 
 
 def is_here(name: str, root: Path) -> bool:
@@ -130,17 +128,17 @@ def check(name: str, root: Path) -> list[str]:
 
 def remedy(name: str, root: Path) -> str:
     release = RELEASES[name]
-    offline = f"without internet download {release.url} elsewhere, put it at {root / release.archive} and run it again"
-    return f"run `asfedbridge data fetch {name}`; {offline}"
+    offline = f"download {release.url} on another machine, put it at {root / release.archive} and run it again"
+    return f"run `asfedbridge data fetch {name}`; without internet access, {offline}"
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Rebuilds plain containers and NumPy arrays and refuses every other global.
+    """Loads plain containers and NumPy arrays and rejects all other globals.
 
-    A pickle may name any function to call while loading; CIFAR's need only these.
+    A pickle can call any function while it is loaded; CIFAR's pickles need only these.
     """
 
-    # Taken from an array itself, as NumPy 2 moved the module that old pickles name.
+    # Obtained from an array, because NumPy 2 moved the module that old pickles name.
     _rebuild = np.empty(0).__reduce__()[0]
     _admitted = {  # noqa: RUF012 - never written to
         ("numpy.core.multiarray", "_reconstruct"): _rebuild,
@@ -154,7 +152,7 @@ class ArrayUnpickler(pickle.Unpickler):
         try:
             return self._admitted[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs") from None
+            raise pickle.UnpicklingError(f"it requests {module}.{name}, which CIFAR files do not need") from None
 
 
 def _stack(release: Release, batches: list[dict[bytes, Any]]) -> tuple[Tensor, Tensor]:

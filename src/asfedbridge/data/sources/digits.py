@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn, with a fixed stratified 80/20 split."""
+"""The handwritten digits of scikit-learn, with a fixed stratified 80/20 split."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.sources.registry import Request, Source, add_source
 
-SPLIT_SEED = 20240229  # the split belongs to the data set: no run seed moves it
+SPLIT_SEED = 20240229  # the split does not depend on the run's seed
 
 
 def load_digits(request: Request) -> Dataset:
@@ -24,7 +24,7 @@ def load_digits(request: Request) -> Dataset:
     target = torch.from_numpy(y)
     classes = tuple(str(label) for label in range(10))
     halves = (x[train], target[train]), (x[test], target[test])
-    # A flipped digit is no digit: crops only.
+    # Crops without flips: a mirrored digit is not a digit.
     return assemble(request.name, *halves, classes, "crop", request.stored_size)
 
 
@@ -33,6 +33,6 @@ add_source(
         name="digits",
         about="1 797 handwritten digits, 8x8 grey, 10 classes",
         load=load_digits,
-        origin="comes with scikit-learn, always ready",
+        origin="included in scikit-learn",
     )
 )

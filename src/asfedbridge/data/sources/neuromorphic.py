@@ -1,4 +1,4 @@
-"""Sets of event recordings as published, a file for each.
+"""Published data sets of event recordings, one file per recording.
 
 N-MNIST: Orchard et al., Frontiers in Neuroscience 2015. CIFAR10-DVS: Li et al., Frontiers in Neuroscience 2017.
 """
@@ -21,23 +21,23 @@ from asfedbridge.data.event_frames import Framing, check_size, frames_of, left_o
 from asfedbridge.data.npz import class_names
 from asfedbridge.data.sources.registry import Request, Source, add_source
 
-FORMAT = 1  # counted up whenever the same recording gives other frames than before: old stores are then left alone
-HELD_OUT = 0.1  # of CIFAR10-DVS, which has no official test set
+FORMAT = 1  # increase it when the conversion to frames changes, so that old caches are not used
+TEST_SHARE = 0.1  # of CIFAR10-DVS, which has no official test set
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A published set: one file for each recording, in a folder for each class."""
+    """A published data set: one file per recording, one folder per class."""
 
     about: str
     classes: tuple[str, ...]
-    halves: tuple[str, ...]  # folders of training and test recordings; none: they are told apart by their names
+    halves: tuple[str, ...]  # folders of training and test recordings; empty: ``held_out`` decides by name
     suffix: str
     read: Callable[[Path], Events]
     side: int  # pixels of the sensor
-    size: int  # pixels of a frame, unless the user says otherwise
+    size: int  # default pixels of a frame
     augment: str
-    official: int  # recordings in all
+    official: int  # total number of recordings
     origin: str
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see Source
 
@@ -51,7 +51,7 @@ COLLECTIONS = {
         read=read_nmnist,
         side=NMNIST_SIDE,
         size=NMNIST_SIDE,
-        augment="crop",  # a flipped digit is no digit
+        augment="crop",  # a mirrored digit is not a digit
         official=70_000,
         origin="Train.zip and Test.zip of https://www.garrickorchard.com/datasets/n-mnist",
     ),
@@ -69,16 +69,16 @@ COLLECTIONS = {
         settings={
             "paper": {"T": 10, "image_size": 48},
             "cpu": {"train_per_class": 150, "test_per_class": 100, "image_size": 24},
-            "extended": {"twin_rounds": 0},  # a twin on frames would have another stem
+            "extended": {"twin_rounds": 0},  # on frames, an ANN twin has another stem
         },
     ),
 }
 
 
 def held_out(recording: str) -> bool:
-    """Whether a recording without an official place is for testing: its name alone decides, for ever."""
+    """True if a recording of a set without an official split is a test example. Depends only on its file name."""
     digest = hashlib.sha256(Path(recording).stem.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < HELD_OUT * 2**64
+    return int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64
 
 
 def remedy(name: str, root: Path) -> str:
@@ -88,7 +88,7 @@ def remedy(name: str, root: Path) -> str:
 
 
 def find(name: str, root: Path) -> tuple[list[str], list[str]]:
-    """Training and test recordings, as paths below the set's folder, class after class."""
+    """Training and test recordings, class by class, as paths relative to the set's folder."""
     known, folder = COLLECTIONS[name], root / name
     halves: dict[str, list[str]] = {half: [] for half in known.halves or ("",)}
     for half, found in halves.items():
@@ -96,7 +96,7 @@ def find(name: str, root: Path) -> tuple[list[str], list[str]]:
             here = folder / half / label
             names = sorted(p.name for p in here.glob(f"*{known.suffix}") if not p.name.startswith("."))
             if not names:
-                raise BadInput(f"{here}: no {known.suffix} recording in it: {remedy(name, root)}")
+                raise BadInput(f"{here}: contains no {known.suffix} recording: {remedy(name, root)}")
             found += [str(Path(half, label, file)) for file in names]
     if known.halves:
         train, test = halves.values()
@@ -116,12 +116,12 @@ def is_here(name: str, root: Path) -> bool:
 def check_count(name: str, root: Path) -> list[str]:
     found, official = sum(map(len, find(name, root))), COLLECTIONS[name].official
     if found != official:
-        raise BadInput(f"{root / name}: {found} recordings, there are {official}: {remedy(name, root)}")
+        raise BadInput(f"{root / name}: has {found} recordings, expected {official}: {remedy(name, root)}")
     return []
 
 
 def load_collection(request: Request) -> Dataset:
-    """Frames of a published set, from the store of decoded ones in the data root."""
+    """Loads frames of a published set from the decode cache in the data root."""
     name, root, framing = request.name, request.root, request.framing
     known = COLLECTIONS[name]
     size = check_size(name, request.stored_size or known.size, known.side)
@@ -139,14 +139,14 @@ def load_collection(request: Request) -> Dataset:
             "frames": framing.steps,
             "by": framing.by,
             "size": size,
-            "split": "official" if known.halves else f"sha256 of the name below {HELD_OUT}",
+            "split": "official" if known.halves else f"sha256 of the name below {TEST_SHARE}",
         },
         request.skip_damaged,
     )
     label = {text: number for number, text in enumerate(known.classes)}
     y = torch.tensor([label[Path(item).parent.name] for item in items])
     first = len(halves[0])
-    # Whole halves are slices, views of the mapped file; only where something is left out is there a copy.
+    # Slices are views of the memory map. Only if items are omitted are the rows copied.
     parts = (
         (store.kept[store.kept < first], store.kept[store.kept >= first])
         if store.damaged

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from asfedbridge.core.errors import BadInput
 from asfedbridge.data.dataset import Dataset
 from asfedbridge.data.image_folder import load_folder
 from asfedbridge.data.npz import load_npz
@@ -9,15 +10,22 @@ from asfedbridge.data.npz_events import holds_events, load_npz_events
 from asfedbridge.data.sources.registry import Request, Source, add_source
 
 
+def expand(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise BadInput(f"{path}: no such user: write the full path") from None
+
+
 def load_archive(request: Request) -> Dataset:
-    file = Path(request.path).expanduser()
+    file = expand(request.path)
     if holds_events(file):
         return load_npz_events(request.name, file, request.stored_size, request.framing, request.skip_damaged)
     return load_npz(request.name, file, request.stored_size)
 
 
 def load_images(request: Request) -> Dataset:
-    return load_folder(request.name, Path(request.path).expanduser(), request.stored_size_of_any)
+    return load_folder(request.name, expand(request.path), request.stored_size_of_any)
 
 
 add_source(

@@ -1,6 +1,6 @@
-"""All data sets by name. A set is declared once: by a ``Source`` in a file of this package, or by ``register_data``.
+"""The registry of data sets. A data set is a ``Source`` in a module of this package, or comes from ``register_data``.
 
-Runs, recipes, ``asfedbridge data`` and ``asfedbridge list data`` read nothing but this registry.
+Runs, recipes, ``asfedbridge data`` and ``asfedbridge list data`` use only this registry.
 """
 
 import difflib
@@ -11,60 +11,60 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asfedbridge.core.errors import BadInput
+from asfedbridge.core.errors import BadInput, describe_error
 from asfedbridge.data.adapters import as_dataset
 from asfedbridge.data.archive import Progress
-from asfedbridge.data.dataset import LARGEST, Dataset, check_image_size
+from asfedbridge.data.dataset import MAX_SIZE, Dataset, check_image_size
 from asfedbridge.data.event_frames import Framing
 from asfedbridge.data.loader import AUGMENTATIONS
 from asfedbridge.data.random_crop import RESIZED, enlarged
 
-PATH = ":PATH"  # ends the name of a source that reads a file or folder of the user's
-AS_PAPER = Framing()
+PATH = ":PATH"  # suffix of the names of sources that read the user's files
+DEFAULT_FRAMING = Framing()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of a data set."""
+    """The arguments of ``Source.load``."""
 
     name: str  # as the user wrote it
     root: Path  # the folder of downloaded sets
-    image_size: int = 0  # 0: the source's own
-    augment: str = "auto"  # auto: the source's own
-    skip_damaged: bool = False  # go on without files that are damaged or missing
-    framing: Framing = AS_PAPER  # how events become frames
+    image_size: int = 0  # 0: the source's default
+    augment: str = "auto"  # "auto": the source's default
+    skip_damaged: bool = False  # continue without damaged or missing files
+    framing: Framing = DEFAULT_FRAMING
 
     @property
     def path(self) -> str:
-        """What follows npz: or folder:."""
+        """The path after npz: or folder:."""
         return self.name.partition(":")[2]
 
     @property
     def stored_size(self) -> int:
-        """The size to resize images to when they are read; 0: none, also where every batch is scaled anew."""
+        """The size to which images are resized on loading; 0 keeps it, as "resized-crop+flip" scales each batch."""
         return 0 if self.augment == RESIZED else self.image_size
 
     @property
     def stored_size_of_any(self) -> int:
-        """The same for images of unequal sizes: where batches are scaled anew, as large as evaluation needs them."""
+        """The same for images of unequal sizes. With "resized-crop+flip", the size that evaluation needs."""
         if self.augment == RESIZED and self.image_size:
-            return min(enlarged(self.image_size), LARGEST)
+            return min(enlarged(self.image_size), MAX_SIZE)
         return self.stored_size
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: what it is, where it comes from, how it is read, and its settings in the recipes."""
+    """A data set: description, origin, functions that load, fetch and check it, and its settings in the recipes."""
 
     name: str
     about: str  # one line for ``asfedbridge list data``
     load: Callable[[Request], Dataset]
-    origin: str = ""  # where it comes from, if it is not fetched
-    is_here: Callable[[Path], bool] | None = None  # whether its files are in the data root
-    fetch: Callable[[Path, Progress], Path] | None = None  # download into the data root; returns the set's folder
-    instructions: Callable[[Path], str] | None = None  # how to get its files by hand, if they cannot be downloaded
-    check: Callable[[Path], list[str]] | None = None  # checks that loading does not make; lines about what is good
+    origin: str = ""  # where it comes from, if it cannot be fetched
+    is_here: Callable[[Path], bool] | None = None  # True if its files are in the data root
+    fetch: Callable[[Path, Progress], Path] | None = None  # downloads into the data root; returns the set's folder
+    instructions: Callable[[Path], str] | None = None  # for a manual download, if it cannot be fetched
+    check: Callable[[Path], list[str]] | None = None  # checks in addition to those of ``load``; returns report lines
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # recipe -> fields of the specification
 
 
@@ -78,25 +78,25 @@ def add_source(source: Source) -> None:
 def register_data(
     name: str, about: str, augment: str = "crop+flip", settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Callable[[F], F]:
-    """Decorator for a function that returns a data set; a run uses it as ``data=NAME``.
+    """Decorator for a function that returns a data set. A run uses it as ``data=NAME``.
 
-    The function takes no arguments, or the folder of downloaded sets as ``root``. It returns a ``Dataset``, a mapping
-    of arrays as in an npz archive (x_train, y_train, x_test, y_test and perhaps classes, client_train, client_test),
-    or training and test set, as a pair or under the keys "train" and "test", each of which ``as_arrays`` can read.
-    ``augment`` is the augmentation of runs with ``augment=auto``. ``settings`` are fields of the specification by
-    recipe, e.g. {"cpu": {"train_per_class": 50}}; a run applies them unless the user sets them.
+    The function takes no arguments, or the folder of downloaded data sets as ``root``. It returns a ``Dataset``; a
+    mapping of arrays as in an npz archive (x_train, y_train, x_test, y_test; optional classes, client_train,
+    client_test); or a training and a test set, as a pair or under the keys "train" and "test", each in a form that
+    ``as_arrays`` accepts. ``augment`` is the augmentation of runs with ``augment=auto``. ``settings`` are fields of
+    the specification by recipe, e.g. {"cpu": {"train_per_class": 50}}; a run applies them unless the user sets them.
     """
     if not name or set(name) & set(":,= ") or name == "nodes":
-        raise ValueError(f"a data set cannot be called '{name}': leave out spaces and any of : , =")
+        raise ValueError(f"invalid data set name '{name}': use none of : , = or space, and not the word nodes")
     if augment not in AUGMENTATIONS:
         raise ValueError(f"data set '{name}': unknown augment '{augment}': choose from {', '.join(AUGMENTATIONS)}")
 
     def enter(function: F) -> F:
         known = SOURCES.get(name)
-        # A worker process runs the main script again under another name: the same function, not a second one.
+        # A worker process imports the main script under another name and registers the same function again.
         load = _Registered(function, augment)
         if known and not (isinstance(known.load, _Registered) and known.load.function == load.function):
-            raise ValueError(f"two data sets are called '{name}'")
+            raise ValueError(f"data set '{name}' is already registered; choose another name")
         code = getattr(function, "__code__", None)
         origin = f"registered by {Path(code.co_filename).name if code else function.__module__}"
         add_source(Source(name, about, load, origin, settings=settings or {}))
@@ -112,13 +112,20 @@ class _Registered:
         self.takes_root = "root" in inspect.signature(read).parameters
 
     def __call__(self, request: Request) -> Dataset:
-        found = self.read(root=request.root) if self.takes_root else self.read()
+        try:
+            found = self.read(root=request.root) if self.takes_root else self.read()
+        except BadInput:
+            raise
+        except Exception as error:
+            code = getattr(self.read, "__code__", None)
+            what = describe_error(error, code.co_filename if code else "")
+            raise BadInput(f"data {request.name!r}: its function fails: {what}") from error
         sizes = request.stored_size, request.stored_size_of_any
         return as_dataset(request.name, found, self.augment, *sizes, request.framing, request.skip_damaged)
 
 
 def find_source(name: str) -> Source:
-    """The source of ``data=NAME``; BadInput with the nearest name if there is none."""
+    """The source of ``data=NAME``. Raises BadInput with the most similar name if there is none."""
     kind, colon, path = name.partition(":")
     found = SOURCES.get(kind + PATH) if path else SOURCES.get(name) if not colon else None
     if found is None:
@@ -127,12 +134,12 @@ def find_source(name: str) -> Source:
 
 
 def data_root(given: str | None) -> Path:
-    """The folder of downloaded sets: as given, else $ASFEDBRIDGE_DATA, else the user's cache folder."""
+    """The folder of downloaded data sets: ``given``, else $ASFEDBRIDGE_DATA, else the user's cache folder."""
     chosen = given or os.environ.get("ASFEDBRIDGE_DATA")
     if chosen:
         return Path(chosen).expanduser()
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG rules tell programs to ignore a relative path here.
+    # The XDG specification requires that relative paths are ignored.
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "asfedbridge"
 
 
@@ -142,12 +149,12 @@ def load(
     image_size: int = 0,
     augment: str = "auto",
     skip_damaged: bool = False,
-    framing: Framing = AS_PAPER,
+    framing: Framing = DEFAULT_FRAMING,
 ) -> Dataset:
-    """A whole set, in memory or on disk.
+    """Loads a data set into memory, or as a memory map.
 
-    Resizing takes the central square of each image and scales it, once; with "resized-crop+flip" images stay as they
-    are stored and every batch is scaled anew.
+    ``image_size`` crops the central square of each image and resizes it once. With "resized-crop+flip", images are kept
+    as stored and each batch is scaled.
     """
     check_image_size(image_size)
     data = find_source(name).load(Request(name, root, image_size, augment, skip_damaged, framing))
@@ -158,26 +165,26 @@ def load(
 
 
 def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: None) -> Path:
-    """Bring the set's files into `root` and return their folder; whatever is already there and good is kept.
+    """Downloads the files of a data set into `root` and returns their folder. Valid files are kept.
 
-    An archive put into `root` by hand is used as it is, without network.
+    An archive that already is in `root` is used without network access.
     """
     source = SOURCES.get(name)
     if source and source.fetch:
         return source.fetch(root, progress)
     if source and source.instructions:
-        raise BadInput(f"data {name!r} is not fetched automatically: {source.instructions(root)}")
+        raise BadInput(f"data {name!r} cannot be fetched automatically: {source.instructions(root)}")
     known = ", ".join(other.name for other in SOURCES.values() if other.fetch)
     raise BadInput(f"data {name!r} cannot be fetched: choose from {known}; other sets need no download")
 
 
 def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
-    """(name, what it is, where it comes from) for every source; with `root`, whether it has been fetched."""
+    """(name, description, origin) of every source. With `root`, the origin says if the files are there."""
     rows = []
     for name, source in SOURCES.items():
         origin = source.origin or f"asfedbridge data fetch {name}"
         if source.instructions:
-            origin = f"where to put it: {origin}"
+            origin = f"manual download, see {origin}"
         if root is not None and source.is_here and source.is_here(root):
             origin = f"in {root}"
         rows.append((name, source.about, origin))
@@ -185,7 +192,7 @@ def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
 
 
 def check(name: str, root: Path) -> list[str]:
-    """Lines saying what was found good; BadInput, naming all that is not, if anything is missing or damaged."""
+    """Report lines about valid files. Raises BadInput that names all missing and damaged ones."""
     source = find_source(name)
     lines = source.check(root) if source.check else []
     data = load(name, root)
@@ -200,5 +207,9 @@ def unknown(name: str) -> BadInput:
     known = [source.partition(":")[0] for source in SOURCES]
     near = difflib.get_close_matches(kind.lower(), known, n=1)
     full = next((source for source in SOURCES if near and source.startswith(near[0])), None)
+    if ":" not in name and name.lower().endswith(".npz"):
+        full = f"npz:{name}"
+    elif ":" not in name and ("/" in name or Path(name).is_dir()):
+        full = f"folder:{name}"
     hint = f"did you mean {full}? " if full else ""
     return BadInput(f"data {name!r} is not known: {hint}choose from {', '.join(SOURCES)}")

@@ -1,9 +1,10 @@
-"""Tiny-ImageNet as it is published: 200 classes, 500 training and 50 validation images of 64x64 pixels each.
+"""Tiny-ImageNet as published: 200 classes with 500 training and 50 validation images of 64x64 pixels each.
 
-The official validation set is the test set: labels of the official test images are not public. Images are decoded
-once, into a memory-mapped store; they are normalised with ImageNet's usual constants.
+The official validation set serves as test set, because the labels of the official test images are not public. Images
+are decoded once into a memory-mapped cache and normalised with ImageNet's usual constants.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import read_lines
 from asfedbridge.data.archive import Archive, Progress, make_folder, obtain, unzip
 from asfedbridge.data.dataset import Dataset, assemble
 from asfedbridge.data.decode_cache import decoded, refusal, stamp
@@ -24,23 +26,23 @@ from asfedbridge.data.sources.registry import Request, Source, add_source
 NAME, FOLDER = "tiny-imagenet", "tiny-imagenet-200"
 ARCHIVE = Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de")
 SIDE = 64
-SIZE = 224  # of the protocol: what image_size=0 gives
-EACH = {"train": 500, "val": 50}  # images of a class
+SIZE = 224  # the paper's image size, used for image_size=0
+PER_CLASS = {"train": 500, "val": 50}  # images
 STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of ImageNet
 SUFFIXES = {".jpeg", ".jpg"}
-MAX_NAMES = 3  # missing things that a message names; the others are counted
+MAX_NAMES = 3  # missing files listed by name in a message; the others are counted
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of one half, by their paths below the folder, with their labels."""
+    """Paths of all images of one half, relative to the folder, and their labels."""
 
     files: list[str]
     labels: list[int]
 
 
 def load_tiny(request: Request) -> Dataset:
-    """With no size given, and beyond 64 pixels: resized crops, to 224 or the size given. Else CIFAR's kind of crops."""
+    """With ``augment=auto``: resized crops if image_size is 0 (which gives 224) or above 64, otherwise "crop+flip"."""
     root, image_size, augment = request.root, request.image_size, request.augment
     skip_damaged = request.skip_damaged
     if augment == "auto":
@@ -72,7 +74,7 @@ def is_here(root: Path) -> bool:
 
 
 def fetch(root: Path, progress: Progress) -> Path:
-    """All of the set but the test images, which have no labels."""
+    """Downloads the set without its test images, which have no labels."""
     folder = root / FOLDER
     try:
         list_images(folder, list(read_classes(folder)), skip_missing=False)
@@ -83,18 +85,18 @@ def fetch(root: Path, progress: Progress) -> Path:
 
 
 def read_classes(folder: Path) -> dict[str, str]:
-    """The classes of wnids.txt, sorted, each with its first word of words.txt."""
-    ids = sorted({line.strip() for line in read_lines(folder / "wnids.txt")} - {""})
+    """Maps the sorted class ids of wnids.txt to their first names in words.txt."""
+    ids = sorted({line.strip() for line in _lines(folder / "wnids.txt")} - {""})
     if len(ids) < 2:
         raise BadInput(f"{folder / 'wnids.txt'} names {len(ids)} classes: {remedy(folder)}")
-    words = dict(line.partition("\t")[::2] for line in read_lines(folder / "words.txt"))
+    words = dict(line.partition("\t")[::2] for line in _lines(folder / "words.txt"))
     names = {wnid: words.get(wnid, wnid).partition(",")[0].strip() or wnid for wnid in ids}
-    first = list(names.values())
-    return {wnid: word if first.count(word) == 1 else f"{word} ({wnid})" for wnid, word in names.items()}
+    count = Counter(names.values())
+    return {wnid: word if count[word] == 1 else f"{word} ({wnid})" for wnid, word in names.items()}
 
 
 def list_images(folder: Path, classes: Sequence[str], skip_missing: bool) -> tuple[Listing, Listing]:
-    """Both halves, class after class; BadInput, naming in one line what is missing, unless that may be skipped."""
+    """Training and test images, class by class. Raises BadInput that names missing images unless ``skip_missing``."""
     number = {wnid: label for label, wnid in enumerate(classes)}
     train: list[list[str]] = [
         [f"train/{wnid}/images/{name}" for name in list_names(folder / "train" / wnid / "images")] for wnid in classes
@@ -102,7 +104,7 @@ def list_images(folder: Path, classes: Sequence[str], skip_missing: bool) -> tup
     val: list[list[str]] = [[] for _ in classes]
     missing = []
     present = set(list_names(folder / "val" / "images"))
-    for line in read_lines(folder / "val" / "val_annotations.txt"):
+    for line in _lines(folder / "val" / "val_annotations.txt"):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if wnid in number and name in present:
@@ -115,8 +117,8 @@ def list_images(folder: Path, classes: Sequence[str], skip_missing: bool) -> tup
         for wnid, files in zip(classes, groups, strict=True):
             if not files:
                 raise BadInput(f"{folder}: class {wnid} has no {half} image: {remedy(folder)}")
-            if len(files) < EACH[half]:
-                missing.append(f"{EACH[half] - len(files)} of {EACH[half]} {half} images of {wnid}")
+            if len(files) < PER_CLASS[half]:
+                missing.append(f"{PER_CLASS[half] - len(files)} of {PER_CLASS[half]} {half} images of {wnid}")
     if missing and not skip_missing:
         more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
         raise refusal(f"{folder} lacks {', '.join(missing[:MAX_NAMES])}{more}: {remedy(folder)}")
@@ -128,7 +130,7 @@ def list_images(folder: Path, classes: Sequence[str], skip_missing: bool) -> tup
 
 
 def decode(folder: str, item: str) -> np.ndarray:
-    """[64, 64, 3]; grey images get three equal channels."""
+    """Decodes an image to [64, 64, 3]; grey images get three equal channels."""
     file = Path(folder) / item
     x = read_image(file, "RGB", 0)
     if x.shape[2:] != (SIDE, SIDE):
@@ -143,29 +145,26 @@ def list_names(folder: Path) -> list[str]:
 
 
 def natural(name: str) -> tuple[int, str]:
-    """val_9 before val_10."""
+    """A sort key that puts val_9 before val_10."""
     return len(name), name
 
 
-def read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}): {remedy(path)}") from error
+def _lines(path: Path) -> list[str]:
+    return read_lines(path, fix=remedy(path))
 
 
 def remedy(path: Path) -> str:
     root = next(parent for parent in [path, *path.parents] if parent.name == FOLDER).parent
     return (
-        f"run `asfedbridge data fetch {NAME}`, or download {ARCHIVE.url} elsewhere, put it at {root / ARCHIVE.archive} "
-        f"and run that"
+        f"run `asfedbridge data fetch {NAME}`; without internet access, download {ARCHIVE.url} on another machine, put "
+        f"it at {root / ARCHIVE.archive} and run it again"
     )
 
 
 add_source(
     Source(
         name=NAME,
-        about="110 000 photographs, 64x64 RGB, 200 classes; served at 224x224 unless image_size says otherwise",
+        about="110 000 photographs, 64x64 RGB, 200 classes; scaled to 224x224 unless image_size is set",
         load=load_tiny,
         is_here=is_here,
         fetch=fetch,

@@ -1,4 +1,4 @@
-"""The callbacks that come with the library: those that every run has, and those that a user adds."""
+"""Callbacks of the library: those that every run has, and those that a user can add."""
 
 from asfedbridge.runs.callbacks.checkpointer import Checkpointer
 from asfedbridge.runs.callbacks.diagnostics import Diagnostics

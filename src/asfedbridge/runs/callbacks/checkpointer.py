@@ -1,4 +1,4 @@
-"""Writes ``checkpoint/`` and ``snapshots/`` after the rounds that ``checkpoint_every`` and ``snapshot_every`` name."""
+"""Writes ``checkpoint/`` and ``snapshots/`` every ``checkpoint_every`` and ``snapshot_every`` rounds."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,17 @@ from asfedbridge.runs.records import RoundRecord
 
 
 class Checkpointer(Callback):
-    """Comes after the recorder: a checkpoint holds the checksum of the records up to it.
+    """Must come after the recorder: a checkpoint holds the checksum of the records up to it.
 
-    ``began`` is when the run would have begun had it never been interrupted, on ``time.perf_counter``.
+    ``began``: the start of the run in ``time.perf_counter``, shifted back by the time before it was resumed.
     """
 
-    def __init__(self, folder: RunFolder, engine: Engine, identity: Mapping[str, str], began: float) -> None:
+    def __init__(
+        self, folder: RunFolder, engine: Engine, identity: Mapping[str, str], began: float, keep: int = 1
+    ) -> None:
         self._folder, self._engine, self._identity, self._began = folder, engine, identity, began
-        self._saved = 0  # the round that the newest checkpoint of this process leads to
+        self._keep = keep
+        self._saved = 0  # next round of the newest checkpoint of this process
 
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         played, spec = rnd.index + 1, run.spec
@@ -28,7 +31,7 @@ class Checkpointer(Callback):
             self._save(run, played, snapshot)
 
     def save(self, run: Run, rnd: Round) -> None:
-        """Write the checkpoint of this round if it was not due: the run ends here."""
+        """Write the checkpoint of the round in which the run ends, unless it is already written."""
         if not rnd.closing and self._saved != rnd.index + 1:
             self._save(run, rnd.index + 1, snapshot=False)
 
@@ -42,5 +45,7 @@ class Checkpointer(Callback):
             seconds=time.perf_counter() - self._began,
             aside=self._folder.snapshots if snapshot else None,
             records=self._folder.records_sha256(),
+            after=self._folder.unflushed(),
+            keep=self._keep,
         )
         self._saved = played

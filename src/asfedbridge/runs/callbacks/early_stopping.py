@@ -17,7 +17,7 @@ class EarlyStopping(Callback):
 
     ``metric`` is a number of the records, averaged over the clients of a round: ``accuracy`` (at the point where the
     method is judged), ``trained.accuracy``, a loss, ... Rounds without it do not count. ``mode="min"`` is for numbers
-    that should fall. A resumed run continues where it was: everything is computed from the records.
+    that should decrease. A resumed run stops in the same round: the state is computed from the records.
     """
 
     def __init__(

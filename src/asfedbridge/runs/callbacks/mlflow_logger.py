@@ -1,4 +1,4 @@
-"""Logs a run to MLflow: parameters, the numbers of every round, the results."""
+"""Logs a run to MLflow."""
 
 import time
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ STATUS: dict[Outcome, str] = {"finished": "FINISHED", "failed": "FAILED", "inter
 class MLflowLogger(RoundLogger):
     """Logs parameters, the numbers of every round and the results to MLflow.
 
-    ``uri`` is the tracking store (default: what MLflow is set to: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db),
-    ``name`` that of the run (default: of the run folder).
+    ``uri`` is the tracking store (default: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db). ``name`` is the name of the
+    run (default: that of the run folder).
     """
 
     name = "mlflow"
@@ -37,7 +37,7 @@ class MLflowLogger(RoundLogger):
                     self._run = known
                     return known, True
             except exceptions.MlflowException:
-                pass  # it was deleted, or the store is another one
+                pass  # the MLflow run was deleted, or the store is another one
             self._run = self._create(run)
         except exceptions.MlflowException as error:
             where = self._uri or self._library.get_tracking_uri()

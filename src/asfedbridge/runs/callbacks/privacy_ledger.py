@@ -1,4 +1,4 @@
-"""Writes ``releases.jsonl`` in a differentially private run: whose updates are in which aggregate."""
+"""Writes ``releases.jsonl`` in a differentially private run: the clients whose updates are in each aggregate."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from asfedbridge.runs.records import RoundRecord
 
 
 class PrivacyLedger(Callback):
-    """Comes before all other callbacks: a release counts as soon as anything of its round is kept or sent."""
+    """Must come before all other callbacks: a release counts as soon as anything of its round is stored or sent."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
-        if not rnd.closing:
+        if not rnd.closing and run.uploads:  # a void round releases nothing
             self._folder.add_release([i for i, up in run.uploads.items() if up.payload])

@@ -1,4 +1,4 @@
-"""Writes ``rounds.jsonl``: a line for every client and round, and for every event."""
+"""Writes ``rounds.jsonl``: one line for each client and round, and for each event."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from asfedbridge.runs.records import EventRecord, RoundRecord
 
 
 class Recorder(Callback):
-    """``sha256`` is that of the records when the checkpoint was written that the run resumes from."""
+    """``sha256``: the checksum of the records in the checkpoint from which the run resumes."""
 
     def __init__(self, folder: RunFolder, sha256: str = "") -> None:
         self._folder, self._sha256 = folder, sha256
 
     def on_run_begin(self, run: Run) -> None:
-        """Drop the records of rounds that will be played again."""
+        """Drop the records of rounds that will be repeated."""
         run.records = self._folder.begin(run.next_round, self._sha256)
 
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:

@@ -1,4 +1,4 @@
-"""What trackers of experiments have in common: every round is logged once, also when the run is resumed."""
+"""Base class of experiment trackers: every round is logged once, also if the run is resumed."""
 
 import importlib
 import json
@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from asfedbridge.core.errors import BadInput
+from asfedbridge.core.reading import parse_json
 from asfedbridge.core.task import Round
-from asfedbridge.engines.files import write_atomic
+from asfedbridge.engines.files import is_there, read_file, write_atomic
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import round_scalars
 from asfedbridge.runs.records import RoundRecord
@@ -19,10 +20,10 @@ Outcome = Literal["finished", "failed", "interrupted"]
 
 
 class RoundLogger(Callback):
-    """Remembers in ``NAME.json`` in the run folder which run of the tracker it writes to, and how far it is.
+    """Stores the id of the tracker's run and the next round to log in ``NAME.json`` in the run folder.
 
-    A round that the tracker has already is not sent again when it is played again; rounds from before the callback was
-    added are sent when it begins.
+    A round that is repeated after a resume is not sent again. Rounds played before the callback was added are sent when
+    the run begins.
     """
 
     name: str
@@ -38,7 +39,7 @@ class RoundLogger(Callback):
 
     @abstractmethod
     def close(self, outcome: Outcome, results: Mapping[str, Any]) -> None:
-        """``results``: the numbers of the summary, if there is one."""
+        """``results``: the numbers of the summary; empty without one."""
 
     def on_run_begin(self, run: Run) -> None:
         self._file = run.path / f"{self.name}.json"
@@ -67,17 +68,17 @@ class RoundLogger(Callback):
             write_atomic(self._file, json.dumps({"run": self._id, "next_round": self._next}).encode())
 
     def _read(self) -> tuple[str, int]:
-        if not self._file.exists():
+        if not is_there(self._file):
             return "", 0
         try:
-            found = json.loads(self._file.read_bytes())
+            found = parse_json(read_file(self._file))
             return str(found["run"]), int(found["next_round"])
         except (ValueError, KeyError, TypeError):
             raise BadInput(f"{self._file}: is damaged; remove it to begin a new {self.name} run") from None
 
 
 def load_package(module: str, extra: str) -> Any:
-    """A package that is not installed by default, or one line that says how to get it."""
+    """An optional package; BadInput says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:

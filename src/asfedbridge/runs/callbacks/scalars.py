@@ -1,4 +1,4 @@
-"""A round and a specification as flat names and numbers, for TensorBoard and other trackers."""
+"""Rounds and specifications as flat names and values, for TensorBoard and other trackers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from asfedbridge.runs.callback import Run
 from asfedbridge.runs.records import RoundRecord, client_scalars, group_means
 from asfedbridge.runs.spec import Spec, to_table
 
-MAX_CLIENTS = 100  # of a larger fleet only means are written: trackers draw a chart for every name
+MAX_CLIENTS = 100  # larger fleets have only means: trackers draw a chart for every name
 
 
 def round_scalars(run: Run, records: Sequence[RoundRecord]) -> dict[str, float]:
@@ -21,7 +21,7 @@ def round_scalars(run: Run, records: Sequence[RoundRecord]) -> dict[str, float]:
 
 
 def flat_spec(spec: Spec) -> dict[str, str | float | bool]:
-    """The specification with keys as on the command line, ``method.bridge_lr`` and so on; lists are text."""
+    """The specification with keys as on the command line, such as ``method.bridge_lr``; lists become text."""
     flat: dict[str, Any] = {}
     for key, value in to_table(spec).items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}

@@ -1,4 +1,4 @@
-"""Writes ``tensorboard/``: means over the clients of each kind, every client's own numbers, and hyper-parameters."""
+"""Writes ``tensorboard/``: means over the clients of each kind, the numbers of each client, and hyper-parameters."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,14 +7,13 @@ from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.callbacks.scalars import flat_spec, round_scalars
 from asfedbridge.runs.records import RoundRecord
-from asfedbridge.runs.summary import Summary
 from asfedbridge.runs.tensorboard import EventFile
 
 FOLDER = "tensorboard"
 
 
 class TensorBoard(Callback):
-    """The file is written anew when a run is resumed, from the records of the rounds that are kept."""
+    """When a run is resumed, the file is rewritten from the records that are kept."""
 
     def __init__(self) -> None:
         self._file: EventFile | None = None
@@ -26,11 +25,11 @@ class TensorBoard(Callback):
             self._add(run, list(records))
 
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
-        self._add(run, records)
-
-    def on_run_end(self, run: Run, summary: Summary) -> None:
-        assert self._file
-        self._file.end_hparams()
+        if records:  # a void round has none
+            self._add(run, records)
+        if rnd.closing:  # before summary.json, which marks the run folder as complete
+            assert self._file
+            self._file.end_hparams()
 
     def _add(self, run: Run, records: Sequence[RoundRecord]) -> None:
         assert self._file

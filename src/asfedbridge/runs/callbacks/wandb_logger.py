@@ -1,4 +1,4 @@
-"""Logs a run to Weights & Biases: configuration, the numbers of every round, the results."""
+"""Logs a run to Weights & Biases."""
 
 import os
 import secrets
@@ -17,9 +17,9 @@ MODES = ("online", "offline", "disabled")
 class WandbLogger(RoundLogger):
     """Logs the specification, the numbers of every round and the results to Weights & Biases.
 
-    ``mode`` is online, offline or disabled (default: $WANDB_MODE, else offline), ``name`` that of the run (default: of
-    the run folder). Offline data are in ``wandb/`` in the run folder, for ``wandb sync``. The parts of an offline run
-    that was resumed have the same id; syncing them in order makes them one run.
+    ``mode`` is online, offline or disabled (default: $WANDB_MODE, else offline). ``name`` is the name of the run
+    (default: that of the run folder). Offline data are in ``wandb/`` in the run folder, for ``wandb sync``. The parts
+    of a resumed offline run have the same id; syncing them in order makes them one run.
     """
 
     name = "wandb"
@@ -45,7 +45,7 @@ class WandbLogger(RoundLogger):
                 settings=self._library.Settings(console="off", silent=True),
             )
         except self._library.Error as error:
-            raise BadInput(f"callback wandb: cannot begin a run, mode={self._mode}: {error}") from None
+            raise BadInput(f"callback wandb: cannot start a run with mode={self._mode}: {error}") from None
         return id_, bool(known)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -1,0 +1,1 @@
+"""A trained client as plain torch, ONNX or NIR."""

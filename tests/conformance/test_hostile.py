@@ -1,0 +1,129 @@
+"""Six real nodes, two of them hostile in every way there is: the four honest ones learn as if they were alone."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from asfedbridge.core.method import METHODS
+from asfedbridge.runs.record_files import read_events, read_rounds
+from asfedbridge.runs.spec import Spec
+
+pytest.importorskip("flwr")
+from tests.conformance.hostile_app import MISCHIEF
+from tests.conformance.test_flower import make_spec as with_sizes
+from tests.deploy.test_apps import serve
+
+from asfedbridge.deploy.app_folder import write_app
+from asfedbridge.deploy.local_cluster import Loopback
+from asfedbridge.deploy.local_run import PRELOAD, follow
+
+pytestmark = pytest.mark.timeout(3600)
+HONEST, ROUNDS, SEEDS = 4, 10, (42, 43, 44)
+ALWAYS = "fedavg"  # the others with --exhaustive
+HOSTILE = {4: {"hostile": 0}, 5: {"hostile": 7, "claims": 10**8}}
+QUICK = {"round-timeout": 120.0, "patience": 60.0}  # all else is as it is by default
+APP = Path(__file__).with_name("hostile_app.py")
+LEAST_NOISE = 3.0  # points, of a mean over four test sets of 100 images
+NAMES = sorted(METHODS)
+
+
+def make_spec(name: str, hostile: bool, seed: int = SEEDS[0]) -> Spec:
+    """The honest clients first, then the hostile ones: an ANN and an SNN."""
+    model = f"{METHODS[name].family or 'vgg9'}@0.25"
+    fleet = f"2*{model}:ann,2*{model}:snn" + f",1*{model}:ann,1*{model}:snn" * hostile
+    pooled = METHODS[name].pools_data
+    sizes = {"data": "digits", "train_per_class": 120, "test_per_class": 30} if pooled else {"data": "nodes"}
+    changes = {
+        "train_per_class": 0, "test_per_class": 0, "image_size": 8, "fleet": fleet, "rounds": ROUNDS, "batch_size": 8,
+        "feature_dim": 32, "seed": seed, **sizes,
+    }  # fmt: skip
+    return with_sizes(name, **changes)
+
+
+def write_data(folder: Path) -> list[str]:
+    """A part of the digits for each node."""
+    x, y = load_digits(return_X_y=True)
+    x = (x.reshape(-1, 8, 8) * 15).astype("uint8")
+    names = []
+    for part in range(6):
+        train, test = np.arange(part, 1200, 6), np.arange(1200 + part, 1797, 6)
+        file = folder / f"{part}.npz"
+        np.savez(file, x_train=x[train], y_train=y[train], x_test=x[test], y_test=y[test])
+        names.append(f"npz:{file}")
+    return names
+
+
+class Fleet:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[int, dict[str, Any]] = {
+            i: {"client-id": i, "data": data, "state-dir": str(folder / "states"), **HOSTILE.get(i, {})}
+            for i, data in enumerate(write_data(folder))
+        }
+        self.flower = Loopback(folder / "flower", self.nodes, PRELOAD)
+
+    def play(self, spec: Spec, out: Path, **config: Any) -> dict[str, Any]:
+        reports = out.with_name(f"{out.name}-reports")
+        reports.mkdir()
+        app = reports / "app"
+        write_app(app, spec, {"out": str(out), "report-to": str(reports), "gathering": 600.0, **QUICK, **config})
+        package = app / "bridge_app"
+        (package / "hostile.py").write_text(APP.read_text())
+        module = package / "__init__.py"
+        added = "\nfrom bridge_app.hostile import make_hostile\n\nclient = make_hostile(client)\n"
+        module.write_text(module.read_text() + added)
+        self.flower.submit(app)
+        follow(self.flower, reports, print)
+        summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+        return summary
+
+    def alone(self, name: str, folder: Path) -> list[float]:
+        """Accuracy of the honest ones without the others, for a few seeds: what noise there is."""
+        found = []
+        for seed in SEEDS:
+            nodes = {
+                i: {"client-id": i, "data": self.nodes[i]["data"], "state-dir": str(folder / f"states-{seed}")}
+                for i in range(HONEST)
+            }
+            summary = serve(make_spec(name, hostile=False, seed=seed), nodes, folder / f"alone-{seed}")
+            found.append(statistics.mean(c["accuracy"] for c in summary.to_json()["clients"]))
+        return found
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("hostile"))
+    yield made
+    made.flower.close()
+
+
+def test_the_list_is_long_enough() -> None:
+    assert len(MISCHIEF) == 17
+    first = {(HOSTILE[4]["hostile"] + n) % len(MISCHIEF) for n in range(ROUNDS)}
+    second = {(HOSTILE[5]["hostile"] + n) % len(MISCHIEF) for n in range(ROUNDS)}
+    assert first | second == set(range(len(MISCHIEF)))  # between them they do everything in one run
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name == ALWAYS else pytest.mark.exhaustive) for name in NAMES]
+)
+def test_honest_clients_learn_as_if_they_were_alone(fleet: Fleet, tmp_path: Path, name: str) -> None:
+    out, begin = tmp_path / "run", time.monotonic()
+    summary = fleet.play(make_spec(name, hostile=True), out)
+    ours = statistics.mean(c["accuracy"] for c in summary["clients"] if c["id"] < HONEST)
+    alone = fleet.alone(name, tmp_path)
+    noise = max(2 * statistics.stdev(alone), LEAST_NOISE)
+    told = {"method": name, "beside two hostile": round(ours, 2), "alone": [round(a, 2) for a in alone]}
+    print(json.dumps({**told, "seconds": round(time.monotonic() - begin), "events": summary["events"]}))
+    assert ours > statistics.mean(alone) - noise
+    blamed = {e["client"] for e in read_events(out) if e["event"] not in ("returned", "joined")}
+    assert blamed == set(HOSTILE)  # and no honest one
+    honest = {(r["round"], r["client"]) for r in read_rounds(out) if r["client"] < HONEST}
+    assert honest == {(n, i) for n in range(ROUNDS + 1) for i in range(HONEST)}
