@@ -54,8 +54,9 @@ lint: $(VENV)/.installed-dev ## ruff
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/ruff format --check src tests benchmarks docs
 
-types: $(VENV)/.installed-dev ## mypy, on src and tests
+types: $(VENV)/.installed-dev ## mypy, on src, tests and benchmarks
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 
 clean: ## remove the virtual environment, caches and demo runs
 	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache

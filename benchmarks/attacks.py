@@ -164,7 +164,7 @@ def measure(spec: Spec, attack: str, data_root: Path) -> dict[str, Any]:
         with closing(Besieged(inner, spec, ATTACKS[attack])) as engine:
             stopped = ""
             try:
-                play(spec, setting, folder, CallbackList([]), engine, Tolerance(tell, min_clients=1))
+                play(spec, setting, folder, CallbackList([]), engine, tolerance=Tolerance(tell, min_clients=1))
             except Exception as error:  # an error that stops the server is a result of this cell
                 stopped = f"{type(error).__name__}: {error}".splitlines()[0]
             honest = [c for c in setting.clients if c.id not in BYZANTINE]

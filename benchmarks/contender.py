@@ -49,7 +49,7 @@ class Benchmark:
     tolerance: Mapping[str, float] = field(default_factory=dict)  # by part of the answer; default: equal bits
     memory: bool = False  # also measure the peak memory of one step
     threads: int | None = None  # per contender, unless --threads is given; default: all cores
-    options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     derive: Callable[[Case, dict[str, dict[str, Any]]], dict[str, float]] | None = (
         None  # further numbers from a case's results
     )

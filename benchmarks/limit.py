@@ -238,7 +238,7 @@ def contenders(case: Case) -> list[Contender]:
 def against_peak(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     step, peak = (rows[name].get("seconds", []) for name in ("step", "sgemm"))
     ratios = paired_ratios(step, peak) if step and peak else []
-    named = {"median": statistics.median, "lowest": min, "highest": max}
+    named: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "lowest": min, "highest": max}
     return {f"step / sgemm, {name}": summary(ratios) for name, summary in named.items()} if ratios else {}
 
 

@@ -39,7 +39,7 @@ def currents(case: Case, channels_last: bool) -> Tensor:
     x = torch.randn(T * B, C, H, H, generator=torch.Generator().manual_seed(0))
     x = ((x * 16).round() + 0.5).div(16).clamp(-3 + 1 / 32, 3 - 1 / 32)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    return x.contiguous(memory_format=layout).unflatten(0, (T, B)).requires_grad_()
+    return x.contiguous(memory_format=layout).view(T, B, C, H, H).requires_grad_()
 
 
 class Layer:
@@ -71,7 +71,7 @@ def work(forward: Forward, case: Case, layouts: tuple[bool, ...] = (True, False)
     best = min(layers, key=lambda name: _seconds(layers[name].step)) if len(layers) > 1 else layouts[0]
     chosen = layers[best]
     facts = {"layout": "channels-last" if best else "contiguous"}
-    return Work(chosen.step, chosen.answer, case["inner"], lambda: facts)
+    return Work(chosen.step, chosen.answer, case["inner"], facts=lambda: facts)
 
 
 def _seconds(step: Callable[[], object]) -> float:
@@ -157,7 +157,8 @@ class _Triangle(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * (1 - x.abs()).clamp_(min=0)
+        slope: Tensor = (1 - x.abs()).clamp_(min=0)
+        return grad * slope
 
 
 def snntorch(case: Case) -> Work:

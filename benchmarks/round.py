@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -149,7 +149,7 @@ def on_disk(case: Case) -> Work:
     prepare_process()
     made_from = setting(case)
     engine = OnDisk(*made_from, folder=tempfile.mkdtemp())
-    done = work(engine, made_from)
+    done = work(cast(Engine, engine), made_from)
     done.facts = lambda: {"file_bytes": engine.moved}  # of the last round
     return done
 

@@ -100,11 +100,13 @@ def peer_network(case: Case, step_mode: str, sliced: bool) -> nn.Module:
     from spikingjelly.activation_based import functional, layer, neuron, surrogate
 
     def lif() -> nn.Module:
-        surrogate_function = surrogate.PiecewiseQuadratic(alpha=1.0)
-        return neuron.LIFNode(tau=2.0, decay_input=False, detach_reset=False, surrogate_function=surrogate_function)
+        triangle = surrogate.PiecewiseQuadratic(alpha=1.0)
+        made: nn.Module = neuron.LIFNode(tau=2.0, decay_input=False, detach_reset=False, surrogate_function=triangle)
+        return made
 
     def conv(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
-        return layer.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        made: nn.Module = layer.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        return made
 
     class Shortcut(nn.Sequential):
         def __init__(self, inputs: int, outputs: int, stride: int) -> None:
