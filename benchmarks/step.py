@@ -5,15 +5,16 @@
 Compared: forward, cross-entropy of the mean over time, backward, one SGD step with momentum; batch 64, T = 4, 32x32x3,
 10 classes, widths 0.25 and 1.0. Contenders: ours; the same network built from SpikingJelly's layers and neurons as in
 its documentation (multi-step mode, the static image repeated T times, `reset_net` after each step); the same in
-channels-last layout, also with our setting of malloc; the same in single-step mode. The ANN twin shows how the time of
-an SNN step compares with that of T ANN steps.
+channels-last layout, also with our setting of malloc; the same in single-step mode; the network without any spiking
+library (peers.py) in plain torch, eager and compiled as a whole by torch.compile, and in JAX, jitted. The ANN twin
+shows how the time of an SNN step compares with that of T ANN steps.
 
 Equal: all start from the same weights. Logits, loss and every gradient are compared in float64, where rounding does not
 make a membrane cross its threshold. The float32 logits are shown too, but there a single flipped spike in the first
 layer propagates through the whole network. Single-step mode cannot be equal in training, because BatchNorm then
-normalises each time step by its own statistics.
+normalises each time step by its own statistics. Compilation happens in the warm-up and is not timed.
 
-Not compared: data loading, evaluation, mixed precision, torch.compile of a whole network.
+Not compared: data loading, evaluation, mixed precision.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from asfedbridge.core.task import ClientInfo, Task
 from asfedbridge.engines.process import prepare_process
 from asfedbridge.models.resnet import STAGES
 from asfedbridge.models.zoo import build_backbone
+from peers import PlainTorch, jax_work
 from sidebyside import Answer, Benchmark, Case, Contender, Work, main, paired_ratios
 
 CLASSES, FEATURES, CHECKED = 10, 256, 4  # the float64 check runs on the first images only
@@ -196,6 +198,27 @@ def single_step(case: Case) -> Work:
     return peer(case, "s", channels_last=False)
 
 
+def plain(case: Case, compiled: bool = False) -> Work:
+    def predict(network: nn.Module, x: Tensor) -> Tensor:
+        logits: Tensor = (compile_once(network) if compiled and x.dtype == torch.float32 else network)(x)
+        return logits
+
+    made: dict[int, Any] = {}
+
+    def compile_once(network: nn.Module) -> Any:
+        return made.setdefault(id(network), torch.compile(network, dynamic=False))
+
+    return work(lambda: PlainTorch(backbone(case, "snn"), case["T"]), predict, case, channels_last=True)
+
+
+def plain_compiled(case: Case) -> Work:
+    return plain(case, compiled=True)
+
+
+def in_jax(case: Case) -> Work:
+    return jax_work(case, backbone(case, "snn").state_dict(), *images(case), CHECKED)
+
+
 def cases(args: argparse.Namespace) -> list[Case]:
     if args.quick:
         return [{"width": 0.125, "batch": 4, "T": 2, "size": 8, "inner": 1}]
@@ -204,6 +227,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 def contenders(case: Case) -> list[Contender]:
     jelly = ["spikingjelly"]
+    compiling = "compiles for minutes; not with --quick" if case.get("quick") else ""
     apart = "BatchNorm sees one time step at a time"
     return [
         Contender("ours", ours),
@@ -211,6 +235,9 @@ def contenders(case: Case) -> list[Contender]:
         Contender("SpikingJelly, multi-step, channels-last", multi_step_channels_last, needs=jelly),
         Contender("the same, freed memory kept", multi_step_channels_last_prepared, needs=jelly),
         Contender("SpikingJelly, single-step", single_step, needs=jelly, differs=apart),
+        Contender("plain torch", plain),
+        Contender("plain torch, compiled", plain_compiled, skip=compiling),
+        Contender("JAX, jitted", in_jax, needs=["jax", "optax"]),
         Contender("ANN twin", ann),
     ]
 
