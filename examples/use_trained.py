@@ -40,7 +40,7 @@ def main() -> None:
     # A .safetensors needs torch alone to run; .onnx and .nir need pip install 'asfedbridge[export]' to be written.
     written = snn.export("snn.safetensors", verify=True)
     print(f"written: {[file.name for file in written.files]}")
-    print(f"largest difference of logits: {written.outcomes['loader'].difference:.1e}")
+    print(f"largest difference in logits: {written.outcomes['loader'].difference:.1e}")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_errors_speak_python(make: Any, message: str) -> None:
         ("imported on demand only; use trust=True", "imported on demand only; use --trust"),
         ("the run imported x.py: load that file with load_plugin", "the run imported x.py: add --import FILE"),
         (
-            "not known; give what makes it, models={'net': ...}, or load the file that registers it with load_plugin",
+            "not known; pass models={'net': ...}, or load the file that registers it with load_plugin",
             "not known; add --import FILE, the file that registers it",
         ),
         ("callback=x: unknown callback 'x'", "--callback x: unknown callback 'x'"),

@@ -342,7 +342,7 @@ def test_refused_fleet_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["cpu", "classes=3"], "classes=3: the data decide that"),
+        (["cpu", "classes=3"], "classes=3: the data determine it"),
         (["classes=none"], "classes=none must be a whole number"),
         (["nonsense"], "'nonsense' is neither a recipe"),
         (["T=0"], "T=0 is out of range"),

@@ -266,7 +266,7 @@ def test_models_of_the_users_own_are_given_or_trusted() -> None:
     weights = own_weights()
     with pytest.raises(BadInput, match=r"made by .*:Own, code .* use trust=True"):
         build_module(OWN, weights)
-    with pytest.raises(BadInput, match=r"'Own' is not known here; give what makes it, models="):
+    with pytest.raises(BadInput, match=r"'Own' is not known here; pass models="):
         build_module(dataclasses.replace(OWN, factory=""), weights)
     with pytest.raises(BadInput, match=r"the run imported mine.py: load that file"):
         build_module(dataclasses.replace(OWN, factory="", plugins=("mine.py",)), weights)

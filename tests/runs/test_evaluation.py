@@ -124,7 +124,7 @@ def test_the_command_predicts(run: Path, tmp_path: Path, capsys: pytest.CaptureF
         (["evaluate", "nowhere", "--data", "digits"], "nowhere: no such file or folder"),
         (["evaluate", "RUN", "--data", "digitz"], "digitz"),
         (["evaluate", "RUN", "--client", "7"], "--client 7"),
-        (["predict", "RUN", "--client", "x", "x.png"], "'x' is not the id of a client"),
+        (["predict", "RUN", "--client", "x", "x.png"], "invalid client id 'x'"),
         (["predict", "UNFINISHED", "--client", "0", "x.png"], "--resume, or take the clients .* with --checkpoint"),
         (["evaluate", "UNFINISHED"], "has not ended; finish it with --resume, or .* --checkpoint"),
         (["predict", "UNFINISHED", "--client", "0", "--checkpoint", "x.png"], "has no checkpoint yet"),

@@ -129,7 +129,7 @@ class TrainedClient:
         """Write the backbone, or with ``bridge`` the Bridge, for other programs, with a model card beside it.
 
         The suffix of ``path`` is the format: ``.pt2`` and ``.safetensors`` (torch), ``.onnx`` or ``.nir``. ``verify``
-        runs the file in other runtimes and keeps the largest difference of logits of each. ``data``: labelled images
+        runs the file in other runtimes and keeps the largest difference in logits of each. ``data``: labelled images
         for that and for the card, as for ``evaluate`` (default: the test images of the run's data, if they are here).
         """
         from asfedbridge.runs.exporting import export_client  # torch.export and fx are slow to import
