@@ -500,12 +500,12 @@ def test_arrays_that_are_not_there_or_cut(refused: Any, tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_used(refused: Any, finished: Any, tmp_path: Path) -> None:
-    assert "holds another run" in refused("run", *SMALL, "--out", finished[0])
+    assert "contains another run" in refused("run", *SMALL, "--out", finished[0])
     message = refused("run", *SMALL, "seed=7", "--out", finished[0], "--resume")
     assert "seed = 7" in message
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    assert "holds other files" in refused("run", *SMALL, "--out", tmp_path / "notes")
+    assert "contains other files" in refused("run", *SMALL, "--out", tmp_path / "notes")
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         assert str(out) in refused("run", *SMALL, "--out", out)

@@ -73,7 +73,7 @@ def test_a_card_can_do_without_the_data(folder: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("asfedbridge.runs.labelled.load", refuse)
     client = afb.load(folder).clients[1]
     assert "measured" not in client.export(tmp_path / "x.safetensors").card
-    with pytest.raises(BadInput, match=r"data=digits: not here .*name others with data=SOURCE"):
+    with pytest.raises(BadInput, match=r"data=digits: not here .*data=SOURCE gives other images"):
         client.export(tmp_path / "x.safetensors", verify=True)
 
 

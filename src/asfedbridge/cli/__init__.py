@@ -37,7 +37,7 @@ OPTIONS = (
     (re.compile(r"\bfrom_round="), "--from-round "),
     (re.compile(r"\bfrom_round\b"), "--from-round"),
     (re.compile(r"\banother out\b"), "another --out"),
-    (re.compile(r"; the run was made with the plugin (.*); load it with load_plugin"), r"; add --import \1"),
+    (re.compile(r"; the run used the plugin (.*); load it with load_plugin"), r"; add --import \1"),
     (re.compile(r"\bload that file with load_plugin"), "add --import FILE"),
     (
         re.compile(r"\bpass models=.*, or load the file that registers it with load_plugin"),

@@ -97,8 +97,8 @@ def _run(commands: "Commands") -> None:
         "--engine",
         choices=["local", "pool", "flower"],
         default="local",
-        help="where clients run: in this process (local, the default), in worker processes (pool), or in Flower SuperNodes "
-        "on this machine (flower)",
+        help="where clients run: in this process (local, the default), in worker processes (pool), or in Flower "
+        "SuperNodes on this machine (flower)",
     )
     run.add_argument(
         "--workers",
@@ -350,15 +350,15 @@ def _analyze(commands: "Commands") -> None:
 def _costs(commands: "Commands") -> None:
     costs = commands.add_parser(
         "costs",
-        help="count communication and computation by method and kind of client (default: the paper's setting, CIFAR-100)",
+        help="count communication and computation by method and kind of client (default: the paper's setting)",
         epilog="example: asfedbridge costs fleet=5*resnet18@0.5:ann,5*resnet18@0.5:snn T=8 classes=200 image_size=64",
     )
     costs.add_argument(
         "what",
         nargs="*",
         metavar="RECIPE|FILE.toml KEY=VALUE",
-        help="what to count. A recipe, a file or data= determines the image shape from the data; otherwise use classes= "
-        "and channels=",
+        help="what to count. A recipe, a file or data= determines the image shape from the data; otherwise use "
+        "classes= and channels=",
     )
     costs.add_argument("--run", type=path, metavar="RUN_DIR", help="use a finished run, and count its clients' spikes")
     costs.add_argument(
