@@ -32,7 +32,7 @@ SOURCE_HELP = "use SOURCE for the paper's data set NAME, e.g. cifar10=npz:PATH; 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Report one line instead of the whole usage."""
+        """Report the error in one line, without the usage text."""
         raise BadInput(f"{message} (see {self.prog} --help)")
 
 

@@ -32,7 +32,9 @@ class Curves:
     terms: dict[str, Points] = field(default_factory=dict)  # of the training loss, mean over clients
     traffic: dict[str, Points] = field(default_factory=dict)  # MB since the start
     megabytes: dict[float, float] = field(default_factory=dict)  # sent and received until an evaluation, by its round
-    minutes: dict[float, float] = field(default_factory=dict)  # the same for the work of all clients
+    minutes: dict[float, float] = field(
+        default_factory=dict
+    )  # minutes of work of all clients until an evaluation, by its round
 
 
 def average(curves: Sequence[Points]) -> list[Mean]:

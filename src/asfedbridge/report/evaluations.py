@@ -56,7 +56,7 @@ def evaluation_tables(found: RunEvaluation) -> list[Titled]:
 
 
 def count_images(stream: TextIO) -> Callable[[int], None]:
-    """A progress callback: silent for few images, one moving line on a terminal, else a line every thousand."""
+    """A progress callback: silent for few images, one updated line on a terminal, else a line every thousand."""
     live, told = stream.isatty(), 0
 
     def show(done: int) -> None:

@@ -30,7 +30,7 @@ class Preprocessing:
             )
         square = "the central square, scaled bilinearly and antialiased to"
         if self.resize == "enlarged":
-            return f"{square} 8/7 of {image_size} pixels, its centre of {image_size}; (x / 255 - mean) / std"
+            return f"{square} 8/7 of {image_size} pixels, cropped to the central {image_size}; (x / 255 - mean) / std"
         return f"{square} {image_size} pixels and rounded to 8 bits; (x / 255 - mean) / std"
 
 
@@ -48,7 +48,7 @@ class ClientCard:
     feature_dim: int
     projector: str
     quantiser: str
-    precision: Precision  # of forward passes, by autocast
+    precision: Precision  # precision of forward passes (autocast)
     channels: int
     image_size: int
     frames: int  # event frames, folded into the channels; 1: static images
@@ -67,7 +67,7 @@ class ClientCard:
     specification: str  # digest
     versions: Mapping[str, str]  # of asfedbridge and torch
     extras: tuple[str, ...] = ()  # networks in the file beside the backbone
-    fused_weight: float | None = None  # of the backbone in fused prediction
+    fused_weight: float | None = None  # weight of the backbone in the fused prediction
     fused_accuracy: float | None = None  # in percent
     factory: str = ""  # "module:qualname" of a function that makes the model, if it is not registered
     plugins: tuple[str, ...] = ()  # files that the run imported; they may register the model or the method

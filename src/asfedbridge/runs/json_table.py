@@ -124,8 +124,8 @@ class JsonTable:
         """Raise BadInput unless the format is ``current``. A file without a format is accepted."""
         if self.whole("format", current) != current:
             raise BadInput(
-                f"{self.file}: format={self.entries['format']} is not {current}, which this version of asfedbridge "
-                f"reads; create the file again, or use the version that wrote it"
+                f"{self.file}: format={self.entries['format']} is not supported; this version of asfedbridge reads "
+                f"format {current}; create the file again, or use the version that wrote it"
             )
 
     def wrong(self, name: str, expected: str) -> BadInput:

@@ -12,7 +12,7 @@ from asfedbridge.runs.fields import CHOICES, describe_fields
 
 NESTED: dict[str, type[Neuron | Optimiser]] = {"neuron": Neuron, "optimiser": Optimiser}
 MAX_HINTS = 3
-OTHER_WORDS = {  # of other programs
+OTHER_WORDS = {  # names in other programs
     "learning_rate": "lr",
     "dataset": "data",
     "wd": "weight_decay",

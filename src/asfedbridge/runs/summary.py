@@ -48,7 +48,7 @@ class Summary(Entries):
     method: str
     data: str
     seed: int
-    rounds: int  # of the specification
+    rounds: int  # as specified
     engine: str
     partition: str
     alpha: float

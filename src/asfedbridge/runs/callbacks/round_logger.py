@@ -27,7 +27,7 @@ class RoundLogger(Callback):
     """
 
     name: str
-    _id = ""  # of the tracker's run, once there is one
+    _id = ""  # id of the tracker's run, once it exists
     _next = 0  # the first round that the tracker does not have
 
     @abstractmethod
