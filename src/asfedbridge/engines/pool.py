@@ -209,7 +209,7 @@ class PoolEngine:
         except Exception as error:
             raise BadInput(f"the run cannot be sent to worker processes ({error}); {IMPORTABLE}") from error
         worker.doing = STARTING
-        with suppress(ConnectionError):  # it died; its last message is read with the answers
+        with suppress(ConnectionError):  # the worker died; its last message is read with the answers
             worker.connection.send_bytes(message)
 
     def _ask(self, worker: Worker, doing: str, header: dict[str, Any], tensors: Payload | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Set-up and end of training processes: threads, memory allocation, no orphans."""
+"""Set-up and termination of training processes: threads, memory allocation, no orphans."""
 
 import ctypes
 import multiprocessing

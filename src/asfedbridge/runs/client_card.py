@@ -66,7 +66,7 @@ class ClientCard:
     test: int
     specification: str  # digest
     versions: Mapping[str, str]  # of asfedbridge and torch
-    extras: tuple[str, ...] = ()  # networks in the file beside the backbone
+    extras: tuple[str, ...] = ()  # other networks in the file
     fused_weight: float | None = None  # weight of the backbone in the fused prediction
     fused_accuracy: float | None = None  # in percent
     factory: str = ""  # "module:qualname" of a function that makes the model, if it is not registered
