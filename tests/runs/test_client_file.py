@@ -147,7 +147,7 @@ def test_files_are_listed_and_removed_by_name(path: Path, tensors: Payload) -> N
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("format", 2, "format=2 is not 1"),
+        ("format", 2, "format=2 is not supported"),
         ("id", -1, "must be 0 to"),
         ("kind", "cnn", "must be one of ann, snn"),
         ("T", 3.5, "a whole number"),
@@ -264,7 +264,7 @@ def own_weights() -> Payload:
 def test_models_of_the_users_own_are_given_or_trusted() -> None:
     register_unnamed({})
     weights = own_weights()
-    with pytest.raises(BadInput, match=r"made by .*:Own, code .* use trust=True"):
+    with pytest.raises(BadInput, match=r"made by .*:Own, which .* use trust=True"):
         build_module(OWN, weights)
     with pytest.raises(BadInput, match=r"unknown model 'Own'; pass models="):
         build_module(dataclasses.replace(OWN, factory=""), weights)
