@@ -84,7 +84,7 @@ def test_record_has_all_entries(paper: Json) -> None:
         ({"configurations": {"ann": {"bridge": True, "mflops": "x"}}}, 'configurations.ann.mflops="x"'),
         ({"methods": {"fedavg": {}}}, "methods.fedavg.training is missing"),
         ({"methods": {"fedavg": {"training": {"ann": {"gflops": []}}, "up_mb": None}}}, "methods.fedavg.up_mb=null"),
-        ({"format": 2}, "format=2 is not 1"),
+        ({"format": 2}, "format=2 is not supported"),
     ],
 )
 def test_invalid_entry_is_named(paper: Json, changes: Json, named: str) -> None:
