@@ -17,11 +17,7 @@ LONGEST_PAUSE = 16  # rounds
 MAX_VOID_ROUNDS = 3  # in a row, before the run fails
 LONGEST_REASON = 200  # characters of an exception's text
 SILENT = ("timeout", "lost")  # the client was asked but did not reply
-ASK_AGAIN = (
-    "absent",
-    "timeout",
-    "lost",
-)  # asked again in the same round; a client with a bad reply would only repeat it
+ASK_AGAIN = ("absent", "timeout", "lost")  # asked again in the same round; a bad reply would only be repeated
 
 
 class Event(NamedTuple):
