@@ -66,14 +66,14 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> Answer:
 
 
 class Recorded:
-    """A run folder in which every round leaves what it leaves in a run: records, TensorBoard events, a checkpoint."""
+    """A run folder to which every round writes what it writes in a run: records, TensorBoard events, a checkpoint."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.folder = spec, RunFolder(Path(tempfile.mkdtemp()), spec, resume=False)
         self.states = self.folder.checkpoints / checkpoint.CLIENTS
 
     def watch(self, engine: Engine, task: Task, infos: Sequence[ClientInfo], shards: Sequence[Shard]) -> AfterRound:
-        """To be called after every round."""
+        """Write the files of a round; called after every round."""
         run = Run(self.spec, Setting(task, list(infos), list(shards), "", "", shards[0]), self.folder.path)
         callbacks = CallbackList([])
         checkpointer = Checkpointer(self.folder, engine, {}, time.perf_counter(), self.spec.keep_checkpoints)

@@ -16,7 +16,7 @@ Compared, for the ANN and the SNN (T = 4) of every family:
 The ratio is the time relative to the layers alone; the time of a step relative to sgemm is derived. An SNN may be
 faster than its layers alone, because it processes only spikes.
 
-Equal: nothing is compared, because the parts do not compute the same.
+Equal: nothing is compared, because the contenders compute different things.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from federation import make_images, make_shard, make_task
 from sidebyside import Benchmark, Case, Contender, Work, main, paired_ratios
 
 T = 4
-SECONDS = 0.3  # of a repeat, at least
+SECONDS = 0.3  # minimum duration of a repeat
 SGEMM = 1536  # rows and columns of the matrices
 STEP = Step(lr=1e-4, weight_decay=5e-4)  # a low rate, so that firing rates stay those of the initial weights
 Pass = Callable[[], object]
@@ -61,7 +61,7 @@ def seconds_of(work: Pass) -> float:
 
 
 def enough(step: Pass) -> int:
-    """How many steps take ``SECONDS``."""
+    """The number of steps that take ``SECONDS``."""
     step()
     return max(1, round(SECONDS / seconds_of(step)))
 
@@ -143,7 +143,7 @@ def linear_passes(layer: Layer) -> list[Pass]:
 
 
 def fastest(ways: Iterable[Pass]) -> Pass:
-    """The way whose best of three calls, after one to warm up, is shortest; hopeless ways are called only once."""
+    """The implementation with the shortest of three calls after a warm-up; much slower ones are called only once."""
     best, limit = None, float("inf")
     for way in ways:
         if seconds_of(way) > 3 * limit:

@@ -32,7 +32,7 @@ Draw = Callable[[int], tuple[int, int, bool]]  # top, left and flip of a sample
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """One image at a time, the usual way."""
+    """A dataset that transforms one image at a time, as is usual with a DataLoader."""
 
     def __init__(self, x: Tensor, y: Tensor, draw: Draw) -> None:
         self.x, self.y, self.draw = x, y, draw

@@ -1,4 +1,4 @@
-"""Claim: a run is its training steps, two workers halve its time and give the same bits, clients stay in memory.
+"""Claim: a run's time is its training steps; two workers halve it and give the same bits; clients stay in memory.
 
     python benchmarks/round.py [--epochs N] [--case K] [--quick] [--repeats N] [--json]
 
@@ -56,7 +56,7 @@ from sidebyside import Answer, Benchmark, Case, Contender, Work, main
 
 Setting = tuple[Method, Task, Sequence[ClientInfo], Sequence[Shard]]  # the arguments of every engine
 PERIOD = 10  # rounds of recipe `cpu`, of which the last one is evaluated
-SPENT = "spent_seconds"  # a metric: what a client's training steps took
+SPENT = "spent_seconds"  # a metric: the duration of a client's training steps
 ALIVE = ExitStack()  # resources that a child holds until it is killed
 ROUNDS = 1000  # only a few are played: the learning rate hardly changes
 

@@ -17,7 +17,7 @@ import asfedbridge as afb
 
 
 class Teacher(nn.Module):
-    """What a client keeps of the last download. All state of a client is in its modules."""
+    """The last download, kept as a module because all state of a client is in its modules."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Teacher(nn.Module):
 class ClassLogits(afb.Method):
     """Clients exchange their mean logits for each class."""
 
-    weight: float = 0.5  # of the distance to the mean logits of all clients
+    weight: float = 0.5  # weight of the distance to the mean logits of all clients
 
     def uploads(self, task: afb.Task, client: afb.ClientInfo) -> afb.Shapes:
         return {"logits": (task.classes, task.classes), "known": (task.classes,)}

@@ -1,7 +1,7 @@
-"""Data of your own: any map-style dataset of (image, label), one for each participant.
+"""Your own data: any map-style dataset of (image, label) pairs, one for each participant.
 
-A torch `Dataset`, a Hugging Face dataset with columns `image` and `label`, or a pair of arrays will do. Images are
-uint8, or floats from 0 to 1; normalisation is taken care of.
+A data set is a torch `Dataset`, a Hugging Face dataset with columns `image` and `label`, or a pair of arrays. Images
+are uint8, or floats from 0 to 1; they are normalised automatically.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ class Stripes(Dataset):
 
 @afb.register_data("stripes", "synthetic stripes, 12x12 grey, 3 classes", augment="none")
 def stripes() -> tuple[Stripes, Stripes]:
-    """Training and test set. A run of a recipe can name it: afb.recipe("smoke", data="stripes")."""
+    """Training and test set. Recipes can use it by name: afb.recipe("smoke", data="stripes")."""
     return Stripes(180, seed=0), Stripes(60, seed=1)
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     federation = afb.Federation(method="fedproto", clients=clients, batch_size=8)
     result = afb.federate(federation, rounds=3)
     print(result)
-    # The same data by name, divided by the library: two classes for each client.
+    # The same data by name, partitioned by the library: two classes for each client.
     spec = afb.recipe("smoke", method="fedproto", data="stripes", fleet="1+2", partition="classes:2", T=2)
     print(afb.run(spec))
 

@@ -1,6 +1,6 @@
-"""A method of your own: FedAvg whose server moves only part of the way to the mean.
+"""Your own method: FedAvg whose server moves only part of the way to the mean.
 
-This script runs it. The command line takes the same file:
+This script runs it. The command line accepts the same file:
 
     asfedbridge run smoke --import own_method.py method=half method.step=0.7 --engine pool
     asfedbridge reproduce main --scale cpu --import own_method.py --add half
@@ -18,7 +18,7 @@ from asfedbridge.methods.fedavg import FedAvg
 class Half(FedAvg):
     """FedAvg with a server step: the new state is old + step * (mean - old)."""
 
-    step: float = 0.5  # a field is a hyper-parameter: method.step
+    step: float = 0.5  # fields are hyper-parameters: method.step
 
     def server_round(
         self,

@@ -1,7 +1,7 @@
-"""Models of your own: a plain torch module and a SpikingJelly network learn together.
+"""Your own models: a plain torch module and a SpikingJelly network learn together.
 
-Neither knows of asfedbridge. Both return logits; the feature that clients are compared by is the input of the last
-linear layer. See `asfedbridge.Participant` for what is done to them.
+Neither depends on asfedbridge. Both return logits; the feature that methods compare across clients is the input of the
+last linear layer. `asfedbridge.Participant` describes how modules are adapted.
 """
 
 import torch
@@ -44,7 +44,7 @@ def main() -> None:
     clients = [
         afb.Participant(Convolutional, (x[:150], y[:150])),
         afb.Participant(make_spiking, (x[150:300], y[150:300]), kind="snn", T=4),
-        afb.Participant("vgg9@0.125", (x[300:450], y[300:450]), kind="snn", T=2),  # a model that comes with asfedbridge
+        afb.Participant("vgg9@0.125", (x[300:450], y[300:450]), kind="snn", T=2),  # a model of asfedbridge
     ]
     federation = afb.Federation(method="as-fedbridge", clients=clients, seed=1)
     accuracy = {}

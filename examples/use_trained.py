@@ -1,6 +1,6 @@
-"""Use the clients of a finished run: predict on image files, evaluate, and export for other programs.
+"""Use the clients of a finished run: predict on image files, evaluate, and export to other formats.
 
-Only the run's folder is needed. It may have been copied from another machine; the training data need not be here.
+Only the run's folder is needed. It may have been copied from another machine; the training data are not needed.
 """
 
 from pathlib import Path
@@ -31,16 +31,16 @@ def main() -> None:
         found = client.predict("pictures")  # files, a folder, PIL images, or uint8 arrays [N, H, W, C]
         pairs = zip(found.inputs, found.names, strict=True)
         print(client.kind, "sees", ", ".join(f"{Path(file).stem} as {name}" for file, name in pairs))
-    fused = ann.predict("pictures", fused=True)  # the private model and its Bridge together
+    fused = ann.predict("pictures", fused=True)  # backbone and Bridge together
     print(f"fused: {fused.names}, the first with a probability of {fused.probabilities[0].max():.2f}")
 
     judged = snn.evaluate("digits")  # any data set with the same classes; also a pair (images, labels)
     print(f"snn: {judged.accuracy:.1f} % of {judged.images}, {judged.spikes:.0f} spikes and {judged.sops:.0f} SOPs")
 
-    # A .safetensors needs torch alone to run; .onnx and .nir need pip install 'asfedbridge[export]' to be written.
+    # A .safetensors file needs only torch to run; .onnx and .nir need pip install 'asfedbridge[export]' to be written.
     written = snn.export("snn.safetensors", verify=True)
     print(f"written: {[file.name for file in written.files]}")
-    print(f"largest difference of logits: {written.outcomes['loader'].difference:.1e}")
+    print(f"largest difference in logits: {written.outcomes['loader'].difference:.1e}")
 
 
 if __name__ == "__main__":

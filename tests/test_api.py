@@ -112,16 +112,16 @@ def test_errors_speak_python(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("python", "command_line"),
     [
-        ("out=a/b: the folder holds another run; add resume=True to continue it, or give another out", None),
+        ("out=a/b: the folder contains another run; add resume=True to continue it, or give another out", None),
         ("workers=9: cannot start them all; take fewer", "--workers 9: cannot start them all; take fewer"),
         ("import x.py: there is no such Python file", "--import x.py: there is no such Python file"),
         ("use format=onnx or format=torch", "use --format onnx or --format torch"),
         ("free space or change data_root", "free space or change --data-root"),
-        ("name data with data=SOURCE", "name data with --data SOURCE"),
-        ("imported on demand only; use trust=True", "imported on demand only; use --trust"),
+        ("give data=SOURCE", "give --data SOURCE"),
+        ("imported only with permission; use trust=True", "imported only with permission; use --trust"),
         ("the run imported x.py: load that file with load_plugin", "the run imported x.py: add --import FILE"),
         (
-            "not known; give what makes it, models={'net': ...}, or load the file that registers it with load_plugin",
+            "not known; pass models={'net': ...}, or load the file that registers it with load_plugin",
             "not known; add --import FILE, the file that registers it",
         ),
         ("callback=x: unknown callback 'x'", "--callback x: unknown callback 'x'"),
@@ -129,7 +129,9 @@ def test_errors_speak_python(make: Any, message: str) -> None:
     ],
 )
 def test_the_command_line_names_options(python: str, command_line: str | None) -> None:
-    told = command_line or "--out a/b: the folder holds another run; add --resume to continue it, or give another --out"
+    told = (
+        command_line or "--out a/b: the folder contains another run; add --resume to continue it, or give another --out"
+    )
     assert name_options(afb.BadInput(python)) == told
 
 
@@ -187,12 +189,12 @@ def test_what_is_not_installed_is_named(
 
 def test_a_folder_in_use_is_refused_by_its_argument(finished: afb.Result, capsys: Any) -> None:
     spec = afb.recipe("smoke", method="fedproto", rounds=2, **TINY)
-    with pytest.raises(afb.BadInput, match=r"^out=.*: the folder holds another run; add resume=True to continue it"):
+    with pytest.raises(afb.BadInput, match=r"^out=.*: the folder contains another run; add resume=True to continue it"):
         afb.run(spec, out=finished.folder)
     assert afb.run(spec, out=finished.folder, resume=True).accuracy == finished.accuracy
     keys = [f"{key}={value}" for key, value in TINY.items()]
     assert main(["run", "smoke", "method=fedproto", "rounds=2", *keys, "--out", str(finished.folder)]) == 2
-    assert f"--out {finished.folder}: the folder holds another run; add --resume" in capsys.readouterr().err
+    assert f"--out {finished.folder}: the folder contains another run; add --resume" in capsys.readouterr().err
 
 
 # Modules of the user's own
@@ -364,7 +366,7 @@ def test_a_federation_is_the_same_on_local_and_pool_and_when_resumed(tmp_path: P
         ("Counter", "snn", 24, 6),
     ]
     assert local.summary["partition"] == "python"
-    with pytest.raises(afb.BadInput, match=r"holds another run \(it has epochs = 1; given: epochs = 2\)"):
+    with pytest.raises(afb.BadInput, match=r"contains another run \(it has epochs = 1; given: epochs = 2\)"):
         afb.federate(make_federation(epochs=2), rounds=2, out=tmp_path / "local", resume=True)
 
 
@@ -586,7 +588,7 @@ def test_a_finished_federation_is_not_resumed_with_other_data(tmp_path: Path) ->
         return afb.federate(afb.Federation("standalone", [client]), rounds=1, out=out, resume=True)
 
     assert federate(x).accuracy == federate(x).accuracy
-    with pytest.raises(afb.BadInput, match=f"^out={out}: the folder holds a finished run on other data"):
+    with pytest.raises(afb.BadInput, match=f"^out={out}: the folder contains a finished run on other data"):
         federate(x[::-1].copy())
 
 

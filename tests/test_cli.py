@@ -356,7 +356,7 @@ def refused(capsys: Any, tmp_path: Path) -> Callable[..., str]:
         (["rum"], "'rum'"),
         (["run", "--wat"], "--wat"),
         (["run", "--engine", "mpi"], "'mpi'"),
-        (["run", "--workers", "2"], "--workers 2: the local engine has none; add --engine pool"),
+        (["run", "--workers", "2"], "--workers 2: the local engine has no workers; add --engine pool"),
         (["run", "--engine", "pool", "--workers", "0"], "--workers: invalid number of processes '0': expected 1 to"),
         (["run", "--engine", "pool", "--workers", "-1"], "--workers: invalid number of processes '-1'"),
         (["run", "--engine", "pool", "--workers", "two"], "--workers: invalid number of processes 'two'"),
@@ -500,12 +500,12 @@ def test_arrays_that_are_not_there_or_cut(refused: Any, tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_used(refused: Any, finished: Any, tmp_path: Path) -> None:
-    assert "holds another run" in refused("run", *SMALL, "--out", finished[0])
+    assert "contains another run" in refused("run", *SMALL, "--out", finished[0])
     message = refused("run", *SMALL, "seed=7", "--out", finished[0], "--resume")
     assert "seed = 7" in message
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    assert "holds other files" in refused("run", *SMALL, "--out", tmp_path / "notes")
+    assert "contains other files" in refused("run", *SMALL, "--out", tmp_path / "notes")
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         assert str(out) in refused("run", *SMALL, "--out", out)
@@ -515,7 +515,7 @@ def test_folders_that_cannot_be_used(refused: Any, finished: Any, tmp_path: Path
 
 def test_a_file_where_tables_should_go(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    assert "cannot be a folder" in refused("reproduce", "main", "--scale", "smoke", "--out", tmp_path / "file")
+    assert "cannot create the folder" in refused("reproduce", "main", "--scale", "smoke", "--out", tmp_path / "file")
 
 
 def test_resume_where_there_is_no_run(refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -638,7 +638,7 @@ def test_a_closed_terminal_is_like_ctrl_c(finished: Any, tmp_path: Path) -> None
         process.send_signal(signal.SIGHUP)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == f"interrupted; go on with: asfedbridge run --resume --out '{out}'"
+    assert err.splitlines()[-1] == f"interrupted; continue with: asfedbridge run --resume --out '{out}'"
     assert cli.main(["run", "--resume", "--out", str(out)]) == 0
     assert same(finished[0], out)
 
@@ -682,7 +682,7 @@ def test_back_to_an_earlier_round(finished: Any, tmp_path: Path, capsys: Any) ->
     ("words", "message"),
     [
         (["--from-round", "2"], "--from-round 2 works only with resume; add --resume"),
-        (["--resume", "--from-round", "0"], "'0' is not a whole number above 0"),
+        (["--resume", "--from-round", "0"], "invalid number '0': expected a positive integer"),
     ],
 )
 def test_a_way_back_that_is_none(words: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
@@ -803,7 +803,7 @@ def test_workers_stopped_by_the_user(finished: Any, pool_run: Any, stop: str) ->
         process.terminate()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == f"interrupted; go on with: asfedbridge run --resume --out {out} --engine pool"
+    assert err.splitlines()[-1] == f"interrupted; continue with: asfedbridge run --resume --out {out} --engine pool"
     assert "Traceback" not in err
     assert_all_gone(process.pid)
     assert cli.main(["run", "--resume", "--out", str(out)]) == 0
@@ -874,7 +874,7 @@ def test_seeds_and_lists_are_runs_of_their_own(tmp_path: Path, capsys: Any) -> N
     assert "2 of 2 runs are already finished" in stderr
     assert (out / "seed=0" / "summary.json").stat().st_mtime_ns == before
     assert cli.main(["run", "--resume", "--out", str(out)]) == 2
-    assert "holds several runs; repeat the command that began them" in capsys.readouterr().err
+    assert "contains several runs; repeat the command that started them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -882,7 +882,7 @@ def test_seeds_and_lists_are_runs_of_their_own(tmp_path: Path, capsys: Any) -> N
     [
         (["--seeds", "0,x"], "invalid seeds '0,x': expected comma-separated integers, e.g. 0,1,2"),
         (["--jobs", "2"], "--jobs 2: there is one run; list seeds or values"),
-        (["--seeds", "0,1", "--jobs", "2", "--engine", "pool"], "--jobs 2: with --engine pool runs follow each other"),
+        (["--seeds", "0,1", "--jobs", "2", "--engine", "pool"], "--jobs 2: --engine pool executes one run at a time"),
         (["--seeds", "0,1", "seed=1"], "seed=1 with --seeds 0,1: give the seeds in one place"),
     ],
 )

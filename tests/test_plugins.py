@@ -242,9 +242,12 @@ def test_reproduce_adds_rows_to_the_whole_table(file: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["main", "--add", "third"], "--add third: no registered method or data set"),
+        (["main", "--add", "third"], "--add third: not a registered method or data set"),
         (["main", "--only", "third"], "--only third: not in this experiment"),
-        (["ablation", "--add", "half"], "--add half: no registered method or data set, or ablation takes none"),
+        (
+            ["ablation", "--add", "half"],
+            "--add half: not a registered method or data set, or ablation cannot be extended",
+        ),
     ],
 )
 def test_reproduce_refuses_what_it_does_not_know(words: list[str], message: str, file: Path, capsys: Any) -> None:

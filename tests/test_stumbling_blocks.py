@@ -114,7 +114,7 @@ def test_a_dry_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(line.endswith("to do") for line in lines[2:])
     assert "--measure estimates time and memory" in err
     assert not (tmp_path / "out").exists()
-    assert "--measure belongs to --dry-run" in refused(capsys, *words, "--measure")
+    assert "--measure works only with --dry-run" in refused(capsys, *words, "--measure")
 
 
 # Every key of a specification is documented

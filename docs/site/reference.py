@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code: settings, commands, data sets and the Python API.
+"""Generates pages of the site from the code: settings, commands, data sets and the Python API.
 
 MkDocs calls `on_files` (`hooks` in mkdocs.yml). `tests/test_site.py` builds the site strictly.
 """
@@ -25,7 +25,7 @@ from asfedbridge.runs.recipes import RECIPES
 from asfedbridge.runs.spec import RANGES, Spec
 
 STUB = Path(asfedbridge.__file__).with_name("__init__.pyi")
-# Modules of the names in each section of the Python API. The first section that matches has the name.
+# Sections of the Python API and the modules of their names. A name belongs to the first section that matches.
 SECTIONS = {
     "Runs": ("runs.api", "runs.federation", "runs.result", "runs.spec"),
     "Trained clients": ("runs.search", "runs.trained"),
@@ -51,7 +51,7 @@ def settings_page() -> str:
         (
             "Every key can be set on the command line (`asfedbridge run cpu rounds=20 neuron.decay=0.25`), in TOML, "
             'and from Python (`afb.recipe("cpu", rounds=20, neuron__decay=0.25)`). `asfedbridge show RECIPE` prints '
-            "all of them with their values. Recipes set other values than the defaults where the table says so."
+            "all of them with their values. The table says where recipes change the defaults."
         ),
         "## The run",
         table(setting_rows(Spec, "", recipes)),
@@ -98,7 +98,7 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         (
-            "Options may stand anywhere between words. Exit codes: 0 done, 1 failed, 2 bad usage or configuration "
+            "Options and other words may be in any order. Exit codes: 0 done, 1 failed, 2 bad usage or configuration "
             "(one line, no traceback), 130 interrupted (a checkpoint is written)."
         ),
     ]

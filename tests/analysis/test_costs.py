@@ -84,7 +84,7 @@ def test_record_has_all_entries(paper: Json) -> None:
         ({"configurations": {"ann": {"bridge": True, "mflops": "x"}}}, 'configurations.ann.mflops="x"'),
         ({"methods": {"fedavg": {}}}, "methods.fedavg.training is missing"),
         ({"methods": {"fedavg": {"training": {"ann": {"gflops": []}}, "up_mb": None}}}, "methods.fedavg.up_mb=null"),
-        ({"format": 2}, "format=2 is not 1"),
+        ({"format": 2}, "format=2 is not supported"),
     ],
 )
 def test_invalid_entry_is_named(paper: Json, changes: Json, named: str) -> None:
@@ -342,7 +342,7 @@ def test_refused_fleet_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["cpu", "classes=3"], "classes=3: the data decide that"),
+        (["cpu", "classes=3"], "classes=3: the data determine it"),
         (["classes=none"], "classes=none must be a whole number"),
         (["nonsense"], "'nonsense' is neither a recipe"),
         (["T=0"], "T=0 is out of range"),

@@ -167,5 +167,5 @@ def test_images_cannot_be_written_over_a_file(root: Path, tmp_path: Path) -> Non
 def test_event_frames_are_no_images(root: Path, tmp_path: Path) -> None:
     data = load(f"folder:{root}", root)
     object.__setattr__(data, "frames", 3)
-    with pytest.raises(BadInput, match="3 channels are no image; choose data of grey or RGB images"):
+    with pytest.raises(BadInput, match="3 channels; choose a data set of grey or RGB images"):
         write_images(data, tmp_path, 1)

@@ -93,13 +93,13 @@ def test_recordings_become_frames(tmp_path: Path) -> None:
         (COLOUR, np.zeros((0, 8, 8, 3), np.uint8), "shape"),
         (COLOUR, 7, "images=int: give uint8 arrays"),
         (COLOUR, "missing.png", "missing.png: no such file"),
-        (COLOUR, {"x": [1], "y": [1], "p": [1], "t": [1]}, "recording of events; this client takes images"),
+        (COLOUR, {"x": [1], "y": [1], "p": [1], "t": [1]}, "event recording; this client takes images"),
         (EVENTS, {"x": [1], "y": [1], "p": [1]}, "t is missing"),
         (EVENTS, {"x": [1], "y": [1], "p": [2], "t": [1]}, "polarity 2"),
-        (EVENTS, {"x": [1], "y": [1], "p": [1], "t": [1]}, "a sensor of 2x2"),
-        (EVENTS, noise(9, 9, 4), "frames of 9x9"),
-        (EVENTS, noise(8, 8, 3), "3 channels; this client takes recordings"),
-        (EVENTS, Image.fromarray(noise(8, 8, 3)), "is an image; this client takes recordings"),
+        (EVENTS, {"x": [1], "y": [1], "p": [1], "t": [1]}, "the sensor has 2x2 pixels"),
+        (EVENTS, noise(9, 9, 4), "the frames have 9x9 pixels"),
+        (EVENTS, noise(8, 8, 3), "3 channels; this client takes event recordings"),
+        (EVENTS, Image.fromarray(noise(8, 8, 3)), "is an image; this client takes event recordings"),
         (EVENTS, "one.png", "ends in .aedat, .bin, .npz"),
         (Reader(5, 8), "one.png", "1 or 3 channels; this client takes images of 5"),
         (GREY, Image.new("I", (8, 8)), "deeper than 8 bits"),
@@ -114,7 +114,7 @@ def test_damaged_files_and_empty_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG nothing")
     with pytest.raises(BadInput, match="damaged"):
         list(COLOUR.read(tmp_path))
-    with pytest.raises(BadInput, match="no recording in it"):
+    with pytest.raises(BadInput, match="contains no recording"):
         list(EVENTS.read(tmp_path))
     np.savez(tmp_path / "set.npz", x=[1], y=[1], p=[1], t=[1], offsets=[0, 1])
     with pytest.raises(BadInput, match="a set of recordings"):

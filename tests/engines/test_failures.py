@@ -218,7 +218,7 @@ def settle(method: Method, sent: Mapping[int, float], **task: Any) -> tuple[Any,
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (7.0, "aggregation fails with it (KeyError: 'seven' (test_failures.py, line"),
+        (7.0, "aggregation with it fails (KeyError: 'seven' (test_failures.py, line"),
         (8.0, "'w' of the server's next state holds NaN or infinity"),
         (9.0, "the server's next state is"),
     ],

@@ -53,7 +53,7 @@ def cases(suffix: str) -> list[object]:
 
 
 def note(suffix: str, runtime: str, kind: str, model: str, outcome: Outcome | None, more: str = "") -> None:
-    """One line, fields between tabs: the difference of logits, the largest logit, remarks."""
+    """One line, fields between tabs: the difference in logits, the largest logit, remarks."""
     if place := os.environ.get("EXPORT_TABLE"):
         ran = outcome is not None and outcome.difference is not None
         numbers = [f"{outcome.difference:.1e}", f"{outcome.largest:.1f}"] if outcome and ran else ["-", "-"]

@@ -74,7 +74,7 @@ def test_rounds_are_means_over_seeds() -> None:
         ("rates --point trained", "--point trained: rates has no evaluation points"),
         ("cka --client 9", "--client 9: cka does not show single clients; only rates does"),
         ("rates --client 3", "--client 3: not an SNN client of this experiment; use one of [5, 6, 7, 8, 9]"),
-        ("rates --client x", "'x' is not the id of a client; give a whole number, e.g. 9"),
+        ("rates --client x", "invalid client id 'x': expected an integer, e.g. 9"),
     ],
 )
 def test_unknown_options_of_an_experiment_are_bad_input(words: str, reason: str, tmp_path: Path, capsys: Any) -> None:

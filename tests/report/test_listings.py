@@ -49,7 +49,7 @@ def test_methods_and_models_have_a_page(capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["list", "models", "--markdown"]) == 0
     assert "| 11,325,860, 1111.15 |" in capsys.readouterr().out
     assert cli.main(["list", "data", "--markdown"]) == 2
-    assert "methods and models only" in capsys.readouterr().err
+    assert "only methods and models have a Markdown page" in capsys.readouterr().err
 
 
 def test_callbacks_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -312,7 +312,7 @@ def test_watching_ends_with_the_last_run(
     unfinish(tmp_path / "run", 2)
     out, seen = tmp_path / "page.html", []
     assert cli.main(["report", str(tmp_path), "--out", str(out)]) == 0
-    assert "1 not finished; --watch renews the page until they are" in capsys.readouterr().err
+    assert "1 not finished; --watch updates the page until they are" in capsys.readouterr().err
 
     def finish(seconds: float) -> None:
         seen.append("data-refresh" in out.read_text())
@@ -323,7 +323,7 @@ def test_watching_ends_with_the_last_run(
     assert seen == [True]
     assert "data-refresh" not in out.read_text().partition("<body>")[0].partition("<head>")[0]
     assert cli.main(["report", str(tmp_path), "--watch"]) == 2
-    assert "--watch: renews the page of --out; add --out FILE.html" in capsys.readouterr().err
+    assert "--watch updates the page of --out; add --out FILE.html" in capsys.readouterr().err
 
 
 def test_a_run_without_rounds_or_with_an_unknown_method(tmp_path: Path) -> None:

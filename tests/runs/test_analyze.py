@@ -268,7 +268,9 @@ def test_the_error_names_an_invalid_entry(analysed: Analyses, path: str, value: 
 def test_other_formats(analysed: Analyses, tmp_path: Path) -> None:
     assert read_analysis(tmp_path) is None
     for other in (1, 3):
-        with pytest.raises(BadInput, match=f"format={other} is not 2, which this version"):
+        with pytest.raises(
+            BadInput, match=f"format={other} is not supported; this version of asfedbridge reads format 2"
+        ):
             parse_analysis(changed(analysed.runs[1].to_json(), "format", other))
     (tmp_path / "analysis.json").write_text("[]")
     with pytest.raises(BadInput, match=r"analysis\.json: is not a JSON object"):

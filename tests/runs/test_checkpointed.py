@@ -45,10 +45,10 @@ def test_the_last_checkpoint_offers_its_clients(tmp_path: Path, method: str) -> 
     spec = make_spec(method, fleet=PAIR, rounds=4)
     with pytest.raises(KeyboardInterrupt):
         execute(spec, tmp_path / "killed", tmp_path, [After(politely=False)])
-    with pytest.raises(BadInput, match=r"has not ended; finish it with resume=True, or .* checkpoint=True"):
+    with pytest.raises(BadInput, match=r"is not finished; finish it with resume=True, or .* checkpoint=True"):
         afb.load(tmp_path / "killed")
     found = afb.load(tmp_path / "killed", checkpoint=True)
-    assert "has not ended" in found.summary["stopped_early"]["reason"]
+    assert "is not finished" in found.summary["stopped_early"]["reason"]
     execute(spec, tmp_path / "stopped", tmp_path, [After(politely=True)])
     assert_same_clients(found, afb.load(tmp_path / "stopped"))
     assert [client.card.rounds for client in found.clients] == [2, 2]

@@ -73,12 +73,12 @@ def test_what_is_written_can_be_chosen(tmp_path: Path) -> None:
     assert {name.partition("/")[0] for name in tensors} == {"backbone"}
     client = afb.load(tmp_path / "backbone").clients[1]
     assert client.bridge is None
-    with pytest.raises(BadInput, match=r"fused: client 1 .* written without one"):
+    with pytest.raises(BadInput, match=r"fused: client 1 .* does not contain it"):
         client.predict(prepare(spec, tmp_path).shards[0].x_test.movedim(1, -1), fused=True)
     none = play(tmp_path / "none", fleet=PAIR, rounds=1, client_files="none")
     assert not (tmp_path / "none" / "clients").exists()
     assert none.digest() == spec.digest()
-    with pytest.raises(BadInput, match=r"kept no client files .* checkpoint=True"):
+    with pytest.raises(BadInput, match=r"has no client files .* checkpoint=True"):
         _ = afb.load(tmp_path / "none").clients[0].module
 
 

@@ -127,7 +127,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", callbacks=[Leaves(0)])
     (tmp_path / "run" / DIAGNOSTICS).unlink()
-    with pytest.raises(BadInput, match=r"diagnostics\.jsonl: does not hold the diagnosed rounds"):
+    with pytest.raises(BadInput, match=r"diagnostics\.jsonl: lacks diagnosed rounds"):
         play(make_spec(rounds=2, diagnose_every=1), tmp_path / "run", resume=True)
 
 

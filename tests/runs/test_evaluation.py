@@ -76,7 +76,7 @@ def test_other_data_than_trained_on_are_refused(tmp_path: Path) -> None:
     play(tmp_path / "run", "standalone", fleet=PAIR, rounds=1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary | {"data_fingerprint": "0" * 64}))
-    with pytest.raises(BadInput, match="is not what the run was trained on"):
+    with pytest.raises(BadInput, match="differs from the data that the run was trained on"):
         evaluate_run(tmp_path / "run", silent, data_root=tmp_path)
 
 
@@ -118,15 +118,15 @@ def test_the_command_predicts(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     ("words", "says"),
     [
         (["predict", "RUN", "--client", "7", "x.png"], "--client 7: RUN has no such client; it has 0 to 1"),
-        (["predict", "RUN", "x.png"], "name one of its clients with --client ID; it has 0 to 1"),
+        (["predict", "RUN", "x.png"], "choose a client with --client ID; it has 0 to 1"),
         (["predict", "RUN", "--client", "0", "x.png"], "x.png: no such file"),
         (["predict", "nowhere", "x.png"], "nowhere: no such file or folder"),
         (["evaluate", "nowhere", "--data", "digits"], "nowhere: no such file or folder"),
         (["evaluate", "RUN", "--data", "digitz"], "digitz"),
         (["evaluate", "RUN", "--client", "7"], "--client 7"),
-        (["predict", "RUN", "--client", "x", "x.png"], "'x' is not the id of a client"),
-        (["predict", "UNFINISHED", "--client", "0", "x.png"], "--resume, or take the clients .* with --checkpoint"),
-        (["evaluate", "UNFINISHED"], "has not ended; finish it with --resume, or .* --checkpoint"),
+        (["predict", "RUN", "--client", "x", "x.png"], "invalid client id 'x'"),
+        (["predict", "UNFINISHED", "--client", "0", "x.png"], "--resume, or use the clients .* with --checkpoint"),
+        (["evaluate", "UNFINISHED"], "is not finished; finish it with --resume, or .* --checkpoint"),
         (["predict", "UNFINISHED", "--client", "0", "--checkpoint", "x.png"], "has no checkpoint yet"),
     ],
 )

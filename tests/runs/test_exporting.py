@@ -29,7 +29,7 @@ def test_nir_is_verified_on_the_command_line(folder: Path, tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"written: {out}"
     for simulator in ("spikingjelly", "snntorch", "norse"):
-        (line,) = [line for line in lines if line.startswith(f"{simulator}: largest difference of logits ")]
+        (line,) = [line for line in lines if line.startswith(f"{simulator}: largest difference in logits ")]
         assert float(line.split(";")[0].split()[-1]) <= 1e-5
     assert "MISMATCH" not in "".join(lines)
     card = json.loads(out.with_name("client1.nir.json").read_text())
@@ -73,7 +73,7 @@ def test_a_card_can_do_without_the_data(folder: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("asfedbridge.runs.labelled.load", refuse)
     client = afb.load(folder).clients[1]
     assert "measured" not in client.export(tmp_path / "x.safetensors").card
-    with pytest.raises(BadInput, match=r"data=digits: not here .*name others with data=SOURCE"):
+    with pytest.raises(BadInput, match=r"data=digits: not here .*data=SOURCE gives other images"):
         client.export(tmp_path / "x.safetensors", verify=True)
 
 

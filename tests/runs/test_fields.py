@@ -50,4 +50,4 @@ def test_a_commented_specification_reads_back_as_itself() -> None:
         text = write_toml(spec, comments=True)
         assert from_table(tomllib.loads(text), RECIPES["paper"]("fedavg")) == spec
         assert "rounds = " in text
-        assert "# of communication" in text
+        assert "# number of communication rounds" in text

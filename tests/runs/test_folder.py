@@ -75,13 +75,13 @@ def test_resume_without_a_run_begins_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_other_files_are_not_touched(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert "holds other files" in refused(tmp_path, resume=resume)
+    assert "contains other files" in refused(tmp_path, resume=resume)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
     RunFolder(tmp_path, SPEC, resume=False)
-    assert "holds another run; add resume=True" in refused(tmp_path)
+    assert "contains another run; add resume=True" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        assert "another process is running in this folder" in refused(tmp_path, resume=True)
+        assert "another process is using this folder" in refused(tmp_path, resume=True)
         other.communicate()
     RunFolder(tmp_path, SPEC, resume=True)
 
 
 def test_a_run_locks_its_folder(tmp_path: Path) -> None:
     running = RunFolder(tmp_path, SPEC, resume=False)
-    assert "another process is running in this folder" in refused(running.path, resume=True)
+    assert "another process is using this folder" in refused(running.path, resume=True)
     del running
     RunFolder(tmp_path, SPEC, resume=True)
 
@@ -243,7 +243,7 @@ def test_a_resumed_run_needs_its_own_records(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content in (whole.replace(b"0.5", b"0.6"), b"".join(whole.splitlines(keepends=True)[1:]), b""):
         file.write_bytes(content)
-        with pytest.raises(BadInput, match=r"rounds\.jsonl: is not what it was after round 0; restore it"):
+        with pytest.raises(BadInput, match=r"rounds\.jsonl: has changed since round 0; restore it"):
             folder.begin(1, sha256)
         assert file.read_bytes() == content
     file.write_bytes(whole)

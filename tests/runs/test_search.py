@@ -30,7 +30,7 @@ def test_a_nodes_state_folder_at_any_level(tmp_path: Path, tensors: object) -> N
         assert afb.load_client(place).card == CARD
         assert afb.load_client(place, 5).card == CARD
     put(tmp_path / "states" / "fedcba9876543210" / "client-0005", tensors, 5)
-    with pytest.raises(BadInput, match="this client is there from 2 runs; give one of"):
+    with pytest.raises(BadInput, match="contains this client of 2 runs; give one of"):
         afb.load_client(tmp_path / "states")
 
 
@@ -38,7 +38,7 @@ def test_one_of_several_must_be_named(tmp_path: Path, tensors: object) -> None:
     put(tmp_path / "clients", tensors, 0, 1, 2)
     assert [path.stem for path in find_clients(tmp_path)] == ["client-0000", "client-0001", "client-0002"]
     assert afb.load_client(tmp_path, 1).card.id == 1
-    with pytest.raises(BadInput, match="name one of its clients with client=ID; it has 0 to 2"):
+    with pytest.raises(BadInput, match="choose a client with client=ID; it has 0 to 2"):
         afb.load_client(tmp_path)
     with pytest.raises(BadInput, match=r"client=7: .* has no such client; it has 0 to 2"):
         afb.load_client(tmp_path, 7)
@@ -47,9 +47,9 @@ def test_one_of_several_must_be_named(tmp_path: Path, tensors: object) -> None:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ([], "no client file in it; give a run folder"),
-        (["spec.toml"], r"the run has not ended; finish it with resume=True, or .* checkpoint=True"),
-        (["spec.toml", "summary.json"], "kept no client files"),
+        ([], "contains no client file; give a run folder"),
+        (["spec.toml"], r"the run is not finished; finish it with resume=True, or .* checkpoint=True"),
+        (["spec.toml", "summary.json"], "has no client files"),
         (["spec.toml", "summary.json", "federation.json"], "its clients are on the nodes of a deployment"),
     ],
 )

@@ -124,5 +124,5 @@ def test_the_error_names_an_invalid_entry(path: str, value: Any, named: str) -> 
 
 
 def test_a_newer_format_is_refused() -> None:
-    with pytest.raises(BadInput, match="format=2 is not 1, which this version"):
+    with pytest.raises(BadInput, match="format=2 is not supported; this version of asfedbridge reads format 1"):
         parse_summary(changed("format", 2))

@@ -144,9 +144,9 @@ def test_data_that_do_not_fit_are_refused(moved: Path, tmp_path: Path) -> None:
             client.evaluate(data)
     x, y = np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2
     np.savez(tmp_path / "o.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=np.array(["cat", "dog"]))
-    with pytest.raises(BadInput, match="its class 'cat' is none of this client's"):
+    with pytest.raises(BadInput, match="its class 'cat' is not one of this client's"):
         client.evaluate(f"npz:{tmp_path / 'o.npz'}")
-    with pytest.raises(BadInput, match="there is none; give at least one"):
+    with pytest.raises(BadInput, match="no images were given; give at least one"):
         client.predict([])
 
 

@@ -1,4 +1,4 @@
-"""How good predictions are, class by class, and whether their probabilities can be believed."""
+"""Quality of predictions: accuracy by class, confusion matrix, calibration."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Quality:
-    """Of the answers to one set of images. Accuracies are in percent."""
+    """Metrics of predictions for one set of images. Accuracies are in percent."""
 
     accuracy: float
     per_class: list[float | None]  # None: no image of this class
@@ -35,7 +35,7 @@ def judge(logits_BC: Tensor, labels_B: Tensor) -> Quality:
 def calibration_error(logits_BC: Tensor, labels_B: Tensor, bins: int = BINS) -> float:
     """sum_b |B_b| / N * |accuracy(B_b) - confidence(B_b)| (Guo et al., ICML 2017).
 
-    Confidence is the largest probability; bin b of M holds those in ((b - 1) / M, b / M].
+    Confidence is the largest probability; bin b of M contains confidences in ((b - 1) / M, b / M].
     """
     confidence, predicted = F.softmax(logits_BC.double(), dim=1).max(dim=1)
     right = (predicted == labels_B).double()

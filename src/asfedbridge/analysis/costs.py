@@ -31,7 +31,7 @@ class Operations:
 
     @property
     def energy(self) -> float | None:
-        """In picojoule; None if operations are unknown or have no energy constant."""
+        """Energy in picojoules; None if operations are unknown or have no energy constant."""
         if self.sops is None or (self.low_bit_macs and not self.eight_bit):
             return None
         return (self.flops + self.dense_flops) / 2 * MAC_PJ + self.sops * AC_PJ + self.low_bit_macs * MAC8_PJ

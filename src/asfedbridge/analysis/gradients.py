@@ -24,7 +24,7 @@ class Cosines(NamedTuple):
 def comparable(backbone: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of all convolutions and of the classifier; not the projection, not normalisation.
 
-    Of a model of the user's own that has neither, those of its linear layers. Frozen ones are left out.
+    For a user's own model without either, those of its linear layers. Frozen parameters are left out.
     """
     layers = dict(backbone.named_modules())
     chosen = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Conv2d) or name == "classifier"}

@@ -1,4 +1,4 @@
-"""The command line. Only what a command needs is imported, when it runs: help must not wait for torch."""
+"""The command line. Commands import what they need when they run, so that `--help` does not load torch."""
 
 import argparse
 import contextlib
@@ -25,7 +25,7 @@ from asfedbridge.core import (
 
 __all__ = ["build_parser", "main", "resolve"]
 
-# Arguments of the library's functions, as its messages name them, and the options of the command line.
+# The library's messages name arguments of Python functions. These rules replace them with command-line options.
 OPTIONS = (
     (re.compile(r"\bresume=True\b"), "--resume"),
     (re.compile(r"\bcheckpoint=True\b"), "--checkpoint"),
@@ -37,10 +37,10 @@ OPTIONS = (
     (re.compile(r"\bfrom_round="), "--from-round "),
     (re.compile(r"\bfrom_round\b"), "--from-round"),
     (re.compile(r"\banother out\b"), "another --out"),
-    (re.compile(r"; the run was made with the plugin (.*); load it with load_plugin"), r"; add --import \1"),
+    (re.compile(r"; the run used the plugin (.*); load it with load_plugin"), r"; add --import \1"),
     (re.compile(r"\bload that file with load_plugin"), "add --import FILE"),
     (
-        re.compile(r"\bgive what makes it, models=.*, or load the file that registers it with load_plugin"),
+        re.compile(r"\bpass models=.*, or load the file that registers it with load_plugin"),
         "add --import FILE, the file that registers it",
     ),
     (re.compile(r"^import (?=.*\.py: |.*: there is no such)"), "--import "),
@@ -50,16 +50,16 @@ OPTIONS = (
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = perform(argv)
-        sys.stdout.flush()  # here, where a reader that is gone can be dealt with
+        sys.stdout.flush()  # here, so that a closed pipe is handled below
         return code
-    except BrokenPipeError:  # of `... | head`: nobody wants the rest
+    except BrokenPipeError:  # the reader closed the pipe, as in `... | head`
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
 
 def perform(argv: Sequence[str] | None) -> int:
-    """Run the command; its exit code. Failures that are nobody's bug are told in one line."""
+    """Run the command and return its exit code. Expected failures are reported in one line."""
     try:
         args = parse(argv)
         args.words = sys.argv[1:] if argv is None else list(argv)
@@ -72,7 +72,7 @@ def perform(argv: Sequence[str] | None) -> int:
         say(name_options(error))
         return BAD_USAGE
     except Diverged as error:
-        say(f"{error}; rounds before this one are kept")
+        say(f"{error}; earlier rounds are saved")
         return FAILED
     except (WorkerLost, TooFewClients, CallbackFailed, GuardError) as error:
         say(name_options(error))
@@ -83,12 +83,12 @@ def perform(argv: Sequence[str] | None) -> int:
 
 
 def say(message: str) -> None:
-    """One line on stderr."""
+    """Print one line to stderr."""
     print(f"asfedbridge: {one_line(message)}", file=sys.stderr)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments of a command. Its RECIPE and KEY=VALUE words may stand anywhere between the options."""
+    """Parse the arguments. RECIPE and KEY=VALUE words may appear anywhere between the options."""
     parser = build_parser()
     words = sys.argv[1:] if argv is None else argv
     args, rest = parser.parse_known_args(words or ["--help"])
@@ -101,7 +101,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def name_options(error: Exception) -> str:
-    """An error's message with options of the command line in the place of arguments."""
+    """The error's message, with Python arguments replaced by command-line options."""
     text = str(error)
     for pattern, option in OPTIONS:
         text = pattern.sub(option, text)

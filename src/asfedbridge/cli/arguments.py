@@ -1,4 +1,4 @@
-"""Types of arguments, and options that several commands share."""
+"""Argument types, and options shared by several commands."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ MAX_DIGITS = 19
 
 
 def resolve(words: Sequence[str]) -> Any:
-    """A specification from the words of the command line: a recipe or a file, then key=value changes.
+    """Build a specification from command-line words: a recipe or a file, and KEY=VALUE changes.
 
-    A recipe applies the settings of the data set; a file is used as it is.
+    A recipe applies the settings of the data set; a file is used unchanged.
     """
     from asfedbridge.runs import parse_value, recipe
 
@@ -40,7 +40,7 @@ def split_words(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 def positive(text: str) -> int:
     value = int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
+        raise argparse.ArgumentTypeError(f"invalid number '{text}': expected a positive integer")
     return value
 
 
@@ -62,7 +62,7 @@ def worker_count(text: str) -> int:
 
 def client_id(text: str) -> int:
     if not _is_whole(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not the id of a client; give a whole number, e.g. 9")
+        raise argparse.ArgumentTypeError(f"invalid client id '{text}': expected an integer, e.g. 9")
     return int(text)
 
 
@@ -102,16 +102,16 @@ def add_import(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="first run a Python file that registers methods, models or data of your own; may be repeated",
+        help="load a Python file that registers your own methods, models or data sets; may be repeated",
     )
 
 
 def add_trained(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--checkpoint", action="store_true", help="take clients from the last checkpoint of a run that has not ended"
+        "--checkpoint", action="store_true", help="use the clients of the last checkpoint, if the run is not finished"
     )
     parser.add_argument(
-        "--trust", action="store_true", help="import a model of your own from where the client file says it is"
+        "--trust", action="store_true", help="allow importing the code of a custom model that the client file names"
     )
     add_import(parser)
     add_data_root(parser)

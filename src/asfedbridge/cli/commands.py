@@ -1,4 +1,4 @@
-"""What each command does; returns its exit code. `run`, `reproduce`, `report` and others have modules of their own."""
+"""The commands; each returns its exit code. `run`, `reproduce`, `report` and some others have their own modules."""
 
 import argparse
 import json
@@ -42,7 +42,9 @@ def command_list(args: argparse.Namespace) -> int:
 
     pages = {"methods": methods_page, "models": models_table}
     if args.markdown and args.topic not in pages:
-        raise BadInput(f"list {args.topic} --markdown: there is such a page of methods and models only; name one")
+        raise BadInput(
+            f"list {args.topic} --markdown: only methods and models have a Markdown page; choose one of them"
+        )
     print(pages[args.topic]() if args.markdown else list_topic(args.topic, args.data_root))
     if args.topic == "settings":
         from asfedbridge.runs import Spec, list_keys, undocumented
@@ -86,7 +88,7 @@ def command_flower(args: argparse.Namespace) -> int:
         tell(check_superlink(args.address, args.root_certificates))
         return DONE
     write_deployment(args.folder, resolve(args.what), args.files)
-    tell(f"written: {args.folder}; go on with docs/deployment.md")
+    tell(f"written: {args.folder}; docs/deployment.md describes the next steps")
     return DONE
 
 

@@ -24,7 +24,7 @@ def command_report(args: argparse.Namespace) -> int:
     from asfedbridge.report.tables import find_runs, render_csv, render_latex, render_titled
 
     if args.watch and not args.out:
-        raise BadInput("--watch: renews the page of --out; add --out FILE.html")
+        raise BadInput("--watch updates the page of --out; add --out FILE.html")
     found = find_runs(args.folders, required=not args.out)
     compared = compare([Entry(summary, read_fields(folder)) for folder, summary in found.items()])
     if args.compare and not compared:
@@ -53,7 +53,7 @@ def command_report(args: argparse.Namespace) -> int:
 
 
 def _write_page(args: argparse.Namespace) -> None:
-    """Write the page once or, with ``--watch``, until no run is unfinished."""
+    """Write the page once or, with ``--watch``, repeatedly until all runs have finished."""
     from asfedbridge.report.page import REFRESH, Lead, write_page
     from asfedbridge.report.runs import gather, gather_unfinished
 
@@ -64,12 +64,12 @@ def _write_page(args: argparse.Namespace) -> None:
         if not (args.watch and unfinished):
             break
         time.sleep(REFRESH)
-    hint = f" ({len(unfinished)} not finished; --watch renews the page until they are)" if unfinished else ""
+    hint = f" ({len(unfinished)} not finished; --watch updates the page until they are)" if unfinished else ""
     tell(f"report: {args.out}{hint}")
 
 
 def summary_tables(summary: "Summary", out: Path) -> str:
-    """What `run` prints at the end of a run."""
+    """The tables that `run` prints at the end of a run."""
     from asfedbridge.report.run_table import run_table
     from asfedbridge.report.tables import client_rows, render_text, render_titled
 
@@ -77,7 +77,7 @@ def summary_tables(summary: "Summary", out: Path) -> str:
 
 
 def print_runs(found: "Mapping[Path, Summary]", stream: TextIO) -> None:
-    """What `run` prints at the end of several runs, and `report` without options."""
+    """Print the tables that end a `run` of several runs, the same as those of `report` without options."""
     from asfedbridge.report.comparison import Entry, compare
     from asfedbridge.report.run_table import run_table
     from asfedbridge.report.settings import read_fields
@@ -114,7 +114,7 @@ def command_costs(args: argparse.Namespace) -> int:
     if args.run and args.what:
         raise BadInput(f"--run {args.run}: the run has its own settings; leave out {' '.join(args.what)}")
     if reads_data and own:
-        raise BadInput(f"{own[0]}: the data decide that; leave it out, or leave out the recipe and data")
+        raise BadInput(f"{own[0]}: the data determine it; leave it out, or leave out the recipe and data")
     for key, _, value in (w.partition("=") for w in own):
         if not (value.isdecimal() and len(value) <= 7 and 1 <= int(value) <= 10**6):
             raise BadInput(f"{key}={value} must be a whole number from 1 to 1000000")

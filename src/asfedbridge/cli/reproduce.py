@@ -31,7 +31,9 @@ def command_reproduce(args: argparse.Namespace) -> int:
     cells = select(experiment.cells(bench), rows, columns)
     for name in args.add:
         if name not in {word for c in cells for word in (c.row, c.column)}:
-            raise BadInput(f"--add {name}: no registered method or data set, or {experiment.name} takes none")
+            raise BadInput(
+                f"--add {name}: not a registered method or data set, or {experiment.name} cannot be extended"
+            )
     if args.settings and not cells:
         raise BadInput(f"--set {args.settings[0]}: {experiment.name} has no runs; use asfedbridge costs KEY=VALUE")
     for line in check_settings(bench, cells):
@@ -41,7 +43,7 @@ def command_reproduce(args: argparse.Namespace) -> int:
             f"--point {args.point}: {experiment.name} has no evaluation points; only {', '.join(MEASURES)} do"
         )
     if args.measure and not args.dry_run:
-        raise BadInput("--measure belongs to --dry-run; add it, or leave out --measure")
+        raise BadInput("--measure works only with --dry-run; add it, or leave out --measure")
     client = choose_client(experiment, cells, args.client)
     jobs = plan(cells, args.seeds, out)
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available())
@@ -56,12 +58,12 @@ def command_reproduce(args: argparse.Namespace) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"--out {out}: cannot be a folder ({error.strerror}); give another one") from None
+        raise BadInput(f"--out {out}: cannot create the folder ({error.strerror}); give another one") from None
     end_like_ctrl_c()
     try:
         failures = play(jobs, data_root(args.data_root), at_once, tell)
     except KeyboardInterrupt:
-        print_if_possible("interrupted; the same command goes on")
+        print_if_possible("interrupted; repeat the command to continue")
         return INTERRUPTED
     results = collect(cells, args.seeds, out, failures)
     measured = []

@@ -17,7 +17,7 @@ from asfedbridge.core import BadInput, printable
 if TYPE_CHECKING:
     from asfedbridge.runs import Spec, Summary
 
-FLOWER_OPTIONS = ("min-clients", "round-timeout", "patience", "allow-rollback")  # of `run --engine flower`
+FLOWER_OPTIONS = ("min-clients", "round-timeout", "patience", "allow-rollback")  # options that need --engine flower
 
 
 def command_run(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def command_run(args: argparse.Namespace) -> int:
     if args.from_round is not None:
         check_from_round(args.from_round, args.resume)
     if args.resume and args.out is None:
-        raise BadInput("--resume needs --out DIR, the folder of the run to go on with")
+        raise BadInput("--resume needs --out DIR, the folder of the run to continue")
     runs = {"": _read_spec(args.out)} if args.resume and not args.what else expand(*split_words(args.what), args.seeds)
     if list(runs) != [""]:
         return _run_all(args, runs)
@@ -42,7 +42,7 @@ def command_run(args: argparse.Namespace) -> int:
         again = ["asfedbridge", "run", "--resume", "--out", str(out)]
         again += ["--engine", args.engine] if args.engine != "local" else []
         again += [word for file in args.files for word in ("--import", file)]
-        print_if_possible(f"interrupted; go on with: {shlex.join(again)}")
+        print_if_possible(f"interrupted; continue with: {shlex.join(again)}")
         return INTERRUPTED
     stream = sys.stderr if args.json else sys.stdout
     print(f"\n{summary_tables(summary, out)}\n\nrun folder: {printable(str(out))}", file=stream)
@@ -52,7 +52,7 @@ def command_run(args: argparse.Namespace) -> int:
 
 
 def _run_all(args: argparse.Namespace, runs: Mapping[str, "Spec"]) -> int:
-    """Each run in a folder of its own below ``--out``. Finished runs are reused, and interrupted ones continue."""
+    """Execute each run in its own folder in ``--out``. Finished runs are reused; interrupted ones continue."""
     import torch
 
     from asfedbridge.cli.report import print_runs
@@ -61,9 +61,9 @@ def _run_all(args: argparse.Namespace, runs: Mapping[str, "Spec"]) -> int:
     from asfedbridge.runs import make_callback, read_summary
 
     if args.from_round is not None:
-        raise BadInput(f"--from-round {args.from_round}: there are {len(runs)} runs; go back in one of them")
+        raise BadInput(f"--from-round {args.from_round}: there are {len(runs)} runs; resume one of them by itself")
     for text in args.callbacks:
-        make_callback(text)  # to refuse it now
+        make_callback(text)  # reports an invalid one before training starts
     out = args.out or Path("runs") / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     jobs = [Job(spec, out / name) for name, spec in runs.items()]
     at_once = args.jobs or choose_width(jobs, torch.cuda.is_available()) if args.engine == "local" else 1
@@ -79,14 +79,16 @@ def _run_all(args: argparse.Namespace, runs: Mapping[str, "Spec"]) -> int:
                 _execute(args, job.spec, job.folder, resume=True)
     except KeyboardInterrupt:
         again = shlex.join(["asfedbridge", *args.words, *([] if args.out else ["--out", str(out)])])
-        print_if_possible(f"interrupted; go on with: {again}")
+        print_if_possible(f"interrupted; continue with: {again}")
         return INTERRUPTED
     finished = {job.folder: summary for job in jobs if (summary := read_summary(job.folder))}
     if finished:
         stream = sys.stderr if args.json else sys.stdout
         print_runs(finished, stream)
         page = ["asfedbridge", "report", str(out), "--out", str(out / "report.html")]
-        print(f"\nrun folders: {printable(str(out))}; a page with curves: {printable(shlex.join(page))}", file=stream)
+        print(
+            f"\nrun folders: {printable(str(out))}; for a page with curves: {printable(shlex.join(page))}", file=stream
+        )
     if args.json:
         print(json.dumps([summary.to_json() for summary in finished.values()]))
     return FAILED if failures else DONE
@@ -94,13 +96,13 @@ def _run_all(args: argparse.Namespace, runs: Mapping[str, "Spec"]) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     if args.workers and args.engine != "pool":
-        raise BadInput(f"--workers {args.workers}: the {args.engine} engine has none; add --engine pool")
+        raise BadInput(f"--workers {args.workers}: the {args.engine} engine has no workers; add --engine pool")
     if args.jobs and args.engine != "local":
-        raise BadInput(f"--jobs {args.jobs}: with --engine {args.engine} runs follow each other; leave it out")
+        raise BadInput(f"--jobs {args.jobs}: --engine {args.engine} executes one run at a time; leave it out")
     for name, value in _flower_options(args).items():
         if args.engine != "flower":
             shown = "" if value is True else f" {value:g}"
-            raise BadInput(f"--{name}{shown}: the {args.engine} engine has none; add --engine flower")
+            raise BadInput(f"--{name}{shown}: the {args.engine} engine has no such option; add --engine flower")
 
 
 def _flower_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,9 +115,11 @@ def _read_spec(out: Path) -> "Spec":
 
     spec = read_spec(out)
     if spec is None and any(out.glob(f"*/{SPEC}")):
-        raise BadInput(f"--out {out}: holds several runs; repeat the command that began them, or resume one of them")
+        raise BadInput(
+            f"--out {out}: contains several runs; repeat the command that started them, or resume one of them"
+        )
     if spec is None:
-        raise BadInput(f"--out {out}: there is no run to resume here; name a recipe to begin one")
+        raise BadInput(f"--out {out}: there is no run to resume; name a recipe to start one")
     return spec
 
 

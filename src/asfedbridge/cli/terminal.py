@@ -15,13 +15,13 @@ def tell(line: str) -> None:
 
 
 def print_if_possible(line: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        tell("")  # below the moving line of the progress
+    with suppress(OSError):  # the terminal may be closed
+        tell("")  # a new line below the progress bar
         tell(line)
 
 
 def end_like_ctrl_c() -> None:
-    """What asks a process to end, and a terminal that is closed; under nohup that is ignored, and stays so."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, unless they are ignored (nohup)."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)

@@ -33,7 +33,7 @@ def command_predict(args: argparse.Namespace) -> int:
 
 
 def _open_client(args: argparse.Namespace) -> Any:
-    """The trained client that a command names."""
+    """The trained client selected by the arguments."""
     from asfedbridge.runs import load, load_client
 
     if not args.checkpoint:
@@ -81,7 +81,7 @@ def command_export(args: argparse.Namespace) -> int:
     lines = [f"written: {printable(str(file))}" for file in written.files]
     lines += [f"rewritten: {line}" for line in written.card.get("rewritten", [])]
     for name, outcome in written.outcomes.items():
-        parts = [] if outcome.difference is None else [f"largest difference of logits {outcome.difference:.2g}"]
+        parts = [] if outcome.difference is None else [f"largest difference in logits {outcome.difference:.2g}"]
         parts += [outcome.note] if outcome.note else []
         lines.append(f"{name}: {'; '.join(parts)}{' (MISMATCH)' if outcome.mismatch else ''}")
     print("\n".join(lines), file=sys.stderr if args.json else sys.stdout)

@@ -15,7 +15,7 @@ from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
 
 SMALL_UPDATE = 0.01  # fraction of the download's size that is always an acceptable update
-DEFAULT_SIZE = 1.0  # used where there is nothing to compare with
+DEFAULT_SIZE = 1.0  # used if there is nothing to compare with
 
 
 class Size(NamedTuple):

@@ -39,9 +39,9 @@ class Output(NamedTuple):
 class Neuron:
     """Leaky integrate-and-fire neuron: u <- decay * v + input, spike when u >= threshold."""
 
-    decay: float = 0.5  # of the membrane potential per time step
+    decay: float = 0.5  # factor of the membrane potential per time step
     threshold: float = 1.0  # the neuron fires when its membrane potential reaches it
-    surrogate: Literal["triangle", "rectangle", "sigmoid", "atan"] = "triangle"  # derivative used for the spike
+    surrogate: Literal["triangle", "rectangle", "sigmoid", "atan"] = "triangle"  # derivative of the spike function
     sharpness: float = 1.0  # triangle: half base gamma; rectangle: half width; sigmoid, atan: alpha
     detach_reset: bool = False  # no gradient through the reset
 
@@ -55,12 +55,12 @@ class Optimiser:
     """
 
     lr_ann: float = 0.05  # initial learning rate; cosine decay over rounds
-    lr_snn: float = 0.1  # the same, for SNN clients
-    weight_decay_ann: float = 1e-4  # L2 (adamw: decoupled)
-    weight_decay_snn: float = 5e-4  # the same, for SNN clients
-    momentum: float = 0.9  # adamw: decay of the first moment; the second moment uses 0.999
+    lr_snn: float = 0.1  # the same for SNN clients
+    weight_decay_ann: float = 1e-4  # L2 weight decay (adamw: decoupled)
+    weight_decay_snn: float = 5e-4  # the same for SNN clients
+    momentum: float = 0.9  # momentum of SGD; adamw: decay of the first moment (that of the second is 0.999)
     clip: float = 0.0  # maximum gradient norm per module; larger gradients are scaled down; 0: no limit
-    name: Literal["sgd", "adamw"] = "sgd"  # the algorithm
+    name: Literal["sgd", "adamw"] = "sgd"  # optimisation algorithm
 
     def rate(self, kind: Kind) -> float:
         return self.lr_snn if kind == "snn" else self.lr_ann
@@ -92,7 +92,7 @@ class Task:
     quantiser: Literal["lsq", "dorefa"] = "lsq"  # for QNN clients
     compress: Codec = "none"  # compression of payloads in both directions
     norm_guard: float = 100.0  # refuse uploads larger than this multiple of the round's median; 0: off
-    precision: Precision = "fp32"  # of forward passes in training and evaluation; stored tensors are float32
+    precision: Precision = "fp32"  # precision of forward passes; stored tensors are float32
     neuron: Neuron = field(default_factory=Neuron)
     optimiser: Optimiser = field(default_factory=Optimiser)
 

@@ -140,11 +140,13 @@ def to_pixels(image: "Image.Image", mode: str, what: str) -> Tensor:
 
 
 def write_images(data: Dataset, folder: Path, count: int) -> list[Path]:
-    """Test images, evenly spaced over the set, as NUMBER-CLASS.png in a folder that is made if it is not there."""
+    """Write test images, evenly spaced over the set, to NUMBER-CLASS.png in ``folder``, which is created if needed."""
     from PIL import Image
 
     if data.frames > 1 or data.channels not in (1, 3):
-        raise BadInput(f"data={data.name}: {data.channels} channels are no image; choose data of grey or RGB images")
+        raise BadInput(
+            f"data={data.name}: its examples have {data.channels} channels; choose a data set of grey or RGB images"
+        )
     chosen = torch.linspace(0, len(data.y_test) - 1, min(count, len(data.y_test))).round().long()
     written = []
     try:

@@ -1,8 +1,9 @@
-"""What a trained client is shown: arrays, PIL images, image files, folders of them, event recordings.
+"""Reads inputs for a trained client: arrays, PIL images, image files, folders of files, event recordings.
 
-Images become uint8 [n, C, side, side]. The central square of an image is cut out and, unless every batch is scaled
-anew, scaled to the network's size as training images are. Grey images are repeated for a network of three channels;
-colours become luminance (ITU-R 601, as Pillow has it) for a network of one. Other numbers of channels are refused.
+Images are converted to uint8 [n, C, side, side]. Each image is cropped to its central square and scaled to the size of
+the network, as in training, unless batches are scaled later (``rescaled``). For a network with three channels, a grey
+image is repeated; for a network with one, colours become luminance (ITU-R 601, as in Pillow). Other numbers of channels
+are refused.
 """
 
 import os
@@ -35,11 +36,11 @@ from asfedbridge.data.npz_events import check_events, check_values, holds_events
 RECORDINGS = frozenset({".aedat", ".bin", ".npz"})
 EVENT_KEYS = ("x", "y", "p", "t")
 AS_PAPER = Framing()
-LUMA = (19595, 38470, 7471)  # of red, green, blue, in 1/65536
+LUMA = (19595, 38470, 7471)  # weights of red, green and blue, in units of 1/65536
 
 
 class Named(NamedTuple):
-    """Images of one size, and what each is called."""
+    """Images of one size, and their names."""
 
     names: list[str]
     pixels: Tensor  # uint8 [n, C, side, side]
@@ -47,23 +48,23 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """How inputs are read for one network."""
+    """Reads inputs for one network."""
 
     channels: int
     image_size: int
-    rescaled: bool = False  # batches are scaled anew: squares keep their size
+    rescaled: bool = False  # each batch is scaled later, so squares keep their size
     frames: int = 1
     framing: Framing = AS_PAPER
-    data: str = ""  # of the training; recordings of CIFAR10-DVS are turned as it turns them
+    data: str = ""  # the training data; for CIFAR10-DVS, recordings are rotated as in that data set
 
     def read(self, given: Any) -> Iterator[Named]:
-        """All inputs, in order; files one by one."""
+        """Yields all inputs in order, files one by one."""
         if isinstance(given, str | os.PathLike):
             for path in self._find(Path(given)):
                 yield Named([str(path)], self._read_file(path))
         elif isinstance(given, Mapping):
             yield Named(["recording"], self._frame(_events_of(given, "recording"), "recording"))
-        elif hasattr(given, "convert") and hasattr(given, "mode"):  # of PIL
+        elif hasattr(given, "convert") and hasattr(given, "mode"):  # a PIL image
             yield Named(["picture"], self._read_picture(given))
         elif isinstance(given, np.ndarray | Tensor):
             pixels = self._read_array(given)
@@ -85,14 +86,14 @@ class Reader:
         except (OSError, ValueError) as error:
             raise BadInput(f"{path}: {explain(error)}; give another path") from None
         if not found:
-            raise BadInput(f"{path}: no {what} in it; give a folder with {', '.join(sorted(known))} files")
+            raise BadInput(f"{path}: contains no {what}; give a folder with {', '.join(sorted(known))} files")
         return found
 
     def _read_file(self, path: Path) -> Tensor:
         if self.frames > 1:
             return self._frame(*_read_recording(path, self.data))
         if path.suffix.lower() in RECORDINGS:
-            raise BadInput(f"{path}: is a recording of events; this client takes images: {self._wanted}")
+            raise BadInput(f"{path}: is an event recording; this client takes images: {self._wanted}")
         return self._square(read_pixels(path, self._mode(str(path))), str(path))
 
     def _read_picture(self, picture: Any) -> Tensor:
@@ -103,7 +104,7 @@ class Reader:
             pixels = to_pixels(picture, self._mode(what), what)
         except BadInput:
             raise
-        except Exception as error:  # a file that is decoded only now
+        except Exception as error:  # PIL decodes files lazily
             raise BadInput(f"{what}: cannot be decoded ({brief(error)}); replace it") from error
         return self._square(pixels, what)
 
@@ -118,7 +119,7 @@ class Reader:
         return self.fit(pixels, "images")
 
     def fit(self, x: Tensor, what: str) -> Tensor:
-        """Images [n, C, H, W] with the channels and the size of this client's."""
+        """Convert images [n, C, H, W] to this client's channels and size."""
         return self._square(self._match_channels(x, what), what)
 
     def _match_channels(self, x: Tensor, what: str) -> Tensor:
@@ -137,18 +138,18 @@ class Reader:
         height, width = x.shape[2:]
         check_pixels(what, height, width)
         if self.frames > 1 and (height, width) != (self.image_size, self.image_size):
-            raise BadInput(f"{what}: frames of {height}x{width}; this client takes {self._wanted}")
+            raise BadInput(f"{what}: the frames have {height}x{width} pixels; this client takes {self._wanted}")
         return read(resize(x, min(height, width) if self.rescaled else self.image_size)).contiguous()
 
     def _frame(self, events: Events, what: str, side: int = 0) -> Tensor:
         if self.frames == 1:
-            raise BadInput(f"{what}: is a recording of events; this client takes images: {self._wanted}")
+            raise BadInput(f"{what}: is an event recording; this client takes images: {self._wanted}")
         used = int(max(events.x.max(), events.y.max())) + 1
         side = side or used
         if not max(self.image_size, used) <= side:
             raise BadInput(
-                f"{what}: a sensor of {side}x{side}, with events up to {used - 1}; this client takes frames of "
-                f"{self.image_size}x{self.image_size}, made smaller only"
+                f"{what}: the sensor has {side}x{side} pixels and events up to {used - 1}; this client needs at least "
+                f"{self.image_size}x{self.image_size} and all events inside the sensor"
             )
         return torch.from_numpy(frames_of(events, side, self.image_size, self.framing))[None]
 
@@ -162,7 +163,7 @@ class Reader:
         size = f"{self.image_size}x{self.image_size}"
         if self.frames > 1:
             shape = f"[N, {self.image_size}, {self.image_size}, {self.channels}]"
-            return f"recordings of events, or their {self.frames} frames as {shape}"
+            return f"event recordings, or their {self.frames} frames as {shape}"
         return f"images of {self.channels} channel{'s' * (self.channels != 1)}, {size} pixels"
 
 
@@ -174,7 +175,9 @@ def _read_recording(path: Path, data: str) -> tuple[Events, str, int]:
         case ".bin":
             return read_nmnist(path), str(path), NMNIST_SIDE
         case ".npz" if holds_events(path):
-            raise BadInput(f"{path}: holds a set of recordings; evaluate it as data npz:{path}, or give single ones")
+            raise BadInput(
+                f"{path}: contains a set of recordings; evaluate it as data npz:{path}, or give single recordings"
+            )
         case ".npz":
             with open_npz(path, EVENT_KEYS, ("sensor_size",)) as archive:
                 arrays = archive.read_all()
@@ -182,7 +185,7 @@ def _read_recording(path: Path, data: str) -> tuple[Events, str, int]:
             side = int(sensor.max()) if sensor is not None and sensor.dtype.kind in "iu" and sensor.size else 0
             return _events_of(arrays, str(path)), str(path), side
     known = ", ".join(sorted(RECORDINGS))
-    raise BadInput(f"{path}: this client takes recordings of events; give a file that ends in {known}")
+    raise BadInput(f"{path}: this client takes event recordings; give a file that ends in {known}")
 
 
 def _events_of(arrays: Mapping[str, Any], what: str) -> Events:

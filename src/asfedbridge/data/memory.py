@@ -22,7 +22,7 @@ def memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes available without swapping; all of the memory if the system does not report it."""
+    """Bytes available without swapping; the total memory if the system does not report it."""
     amounts = [memory()]
     try:
         lines = Path(MEMINFO).read_text().splitlines()

@@ -22,7 +22,7 @@ from asfedbridge.data.npz import class_names, labels, with_clients
 from asfedbridge.data.npz_archive import npz_names, open_npz
 
 KEYS = ("x", "y", "p", "t", "offsets", "labels", "split")
-EVENT_BYTES = 64  # of memory per event during the conversion to frames: eight int64 arrays
+EVENT_BYTES = 64  # memory per event during the conversion to frames: eight int64 arrays
 BOUNDS = {"x": 2**16, "y": 2**16, "t": 2**53}  # pixels, microseconds; larger values would overflow
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from asfedbridge.core import BadInput
 from asfedbridge.runs import NODES, Spec, write_toml
 
-STATES = NODES  # where all clients are on one machine
+STATES = NODES  # for runs with all clients on one machine
 # Run configuration: `flwr run --run-config 'key=value ...'`.
 CONFIG: dict[str, Any] = {
     "out": "run",  # the run folder, on the server

@@ -1,4 +1,4 @@
-"""Diagnoses why a node cannot connect: no SuperLink there, a certificate of another authority, or clocks that differ.
+"""Diagnoses why a node cannot connect: no SuperLink at the address, a wrong certificate, or clocks that differ.
 
 A SuperNode signs each request with the time. flwr answers a node whose clock is more than 5 seconds ahead or more than
 305 behind with a bare 401, and the SuperNode exits without mentioning clocks.

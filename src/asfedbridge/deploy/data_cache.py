@@ -48,5 +48,5 @@ class DataCache(Generic[D]):
         if self._entry and self._entry[0] == key:
             return
         self._entry = None  # first: two data sets may not fit into memory
-        with suppress(Exception):  # the forked process meets the same error and reports it
+        with suppress(Exception):  # the forked process gets the same error and reports it
             self._entry = key, self._read(json.loads(key))

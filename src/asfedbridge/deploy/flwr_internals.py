@@ -1,8 +1,7 @@
-"""Everything of flwr that is used beyond its public API (``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``).
+"""All parts of flwr that are used but not in its public API (``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp``).
 
-No other module imports these parts. Each is loaded on first use, so that a process pays only for what it needs.
-``check`` tells whether the installed flwr has them all as they are used here; tests/deploy/test_flwr_internals.py
-calls it and says what to do when it does not.
+No other module imports these parts. Each is loaded on first use, so that a process loads only what it needs. ``check``
+reports parts that the installed flwr lacks; tests/deploy/test_flwr_internals.py calls it and explains what to do then.
 """
 
 import importlib
@@ -23,10 +22,10 @@ class Internal(NamedTuple):
 
 RUN = ("runtime_api_address", "token", "insecure", "certificates", "parent_pid", "runtime_dependency_install")
 INTERNALS = {
-    # Processes are forked instead of started anew for each message; a new one imports torch, which takes seconds.
-    "run_clientapp": Internal("flwr.supernode.runtime.run_clientapp", "run_clientapp", "a turn as a fork", RUN),
+    # A process is forked for each message, because a new one would import torch, which takes seconds.
+    "run_clientapp": Internal("flwr.supernode.runtime.run_clientapp", "run_clientapp", "runs a turn, in a fork", RUN),
     "run_serverapp": Internal(
-        "flwr.superlink.runtime.run_serverapp", "run_serverapp", "the server as a fork", (*RUN, "log_queue")
+        "flwr.superlink.runtime.run_serverapp", "run_serverapp", "runs the server, in a fork", (*RUN, "log_queue")
     ),
     "superexec": Internal(
         "flwr.supercore.superexec.run_superexec", "", "its executor is replaced", ("run_superexec", "get_executor")
@@ -37,30 +36,32 @@ INTERNALS = {
     "ExecutionSpec": Internal(
         "flwr.supercore.superexec.executor.types",
         "ExecutionSpec",
-        "what a task is",
+        "describes a task",
         ("task_type", "runtime_api_address", "token", "insecure", "root_certificates_path"),
     ),
-    "LaunchResult": Internal("flwr.supercore.superexec.executor.types", "LaunchResult", "its answer", ("accepted",)),
+    "LaunchResult": Internal(
+        "flwr.supercore.superexec.executor.types", "LaunchResult", "result of a launch", ("accepted",)
+    ),
     "TaskType": Internal("flwr.supercore.constant", "TaskType", "kinds of tasks", ("CLIENT_APP", "SERVER_APP")),
     "exit_handler": Internal(
         "flwr.supercore.exit.exit_handler", "", "a fork drops its parent's handlers", ("registered_exit_handlers",)
     ),
     "mirror_output_to_queue": Internal("flwr.supercore.logger", "mirror_output_to_queue", "for `flwr log`"),
-    "load_superexec_auth_secret": Internal("flwr.supercore.auth", "load_superexec_auth_secret", "login of a node"),
+    "load_superexec_auth_secret": Internal("flwr.supercore.auth", "load_superexec_auth_secret", "reads the secret"),
     "validate_and_resolve_root_certificates": Internal(
-        "flwr.supercore.tls", "validate_and_resolve_root_certificates", "TLS of a task"
+        "flwr.supercore.tls", "validate_and_resolve_root_certificates", "TLS certificates of a task"
     ),
-    "flower_superlink": Internal("flwr.superlink.cli", "flower_superlink", "the command, in a fork"),
-    "flower_supernode": Internal("flwr.supernode.cli", "flower_supernode", "the command, in a fork"),
-    "flwr_command": Internal("flwr.cli.app", "app", "the command `flwr`, in a fork"),
-    # Waiting times that flwr fixes.
+    "flower_superlink": Internal("flwr.superlink.cli", "flower_superlink", "the command, run in a fork"),
+    "flower_supernode": Internal("flwr.supernode.cli", "flower_supernode", "the command, run in a fork"),
+    "flwr_command": Internal("flwr.cli.app", "app", "the command `flwr`, run in a fork"),
+    # Waiting times that are fixed in flwr.
     "start_client_internal": Internal(
         "flwr.supernode.start_client_internal", "", "a node asks for messages every 3 seconds", ("time",)
     ),
     "pull_objects": Internal(
         "flwr.supercore.inflatable.inflatable_utils",
         "pull_objects",
-        "parts of a message, within limits",
+        "fetches the parts of a message",
         ("object_ids", "pull_object_fn", "max_time", "initial_backoff"),
     ),
     "pull_and_inflate_object_from_tree": Internal(
@@ -70,25 +71,30 @@ INTERNALS = {
         ("initial_backoff",),
     ),
     "in_memory_corestate": Internal(
-        "flwr.supercore.corestate.in_memory_corestate", "", "patience with tasks", ("HEARTBEAT_DEFAULT_INTERVAL",)
+        "flwr.supercore.corestate.in_memory_corestate",
+        "",
+        "heartbeat timeout of tasks",
+        ("HEARTBEAT_DEFAULT_INTERVAL",),
     ),
     "sql_corestate": Internal(
-        "flwr.supercore.corestate.sql_corestate", "", "patience with tasks", ("HEARTBEAT_DEFAULT_INTERVAL",)
+        "flwr.supercore.corestate.sql_corestate", "", "heartbeat timeout of tasks", ("HEARTBEAT_DEFAULT_INTERVAL",)
     ),
     "in_memory_linkstate": Internal(
-        "flwr.server.superlink.linkstate.in_memory_linkstate", "", "patience with nodes", ("HEARTBEAT_PATIENCE",)
+        "flwr.server.superlink.linkstate.in_memory_linkstate", "", "heartbeat timeout of nodes", ("HEARTBEAT_PATIENCE",)
     ),
     "sql_linkstate": Internal(
-        "flwr.server.superlink.linkstate.sql_linkstate", "", "patience with nodes", ("HEARTBEAT_PATIENCE",)
+        "flwr.server.superlink.linkstate.sql_linkstate", "", "heartbeat timeout of nodes", ("HEARTBEAT_PATIENCE",)
     ),
     # Unix sockets instead of TCP ports, which every user of the machine could reach.
-    "ProtobufClient": Internal("flwr.supercore.protobuf.client", "ProtobufClient", "calls a socket", ("__init__",)),
-    # Replies of nodes are taken within limits of size and time; flwr's Grid parses whatever a node wrote.
+    "ProtobufClient": Internal(
+        "flwr.supercore.protobuf.client", "ProtobufClient", "connects to a socket", ("__init__",)
+    ),
+    # Replies are fetched with limits on size and time; flwr's Grid would parse whatever a node wrote.
     "HttpGrid": Internal(
-        "flwr.superlink.grid.http_grid", "HttpGrid", "to reach its client", ("_runtime_client", "run")
+        "flwr.superlink.grid.http_grid", "HttpGrid", "its client fetches replies", ("_runtime_client", "run")
     ),
     "ConfirmMessageReceivedRequest": Internal(
-        "flwr.proto.message_pb2", "ConfirmMessageReceivedRequest", "the SuperLink may forget a reply"
+        "flwr.proto.message_pb2", "ConfirmMessageReceivedRequest", "lets the SuperLink delete a reply"
     ),
     "PullAppMessagesRequest": Internal("flwr.proto.runtime_pb2", "PullAppMessagesRequest", "asks for replies"),
     "get_object_body": Internal("flwr.supercore.inflatable.inflatable_object", "get_object_body", "sizes of arrays"),
@@ -109,11 +115,11 @@ INTERNALS = {
     "ErrorCode": Internal(
         "flwr.common.constant",
         "ErrorCode",
-        "why a reply is missing",
+        "reasons for a missing reply",
         ("NODE_UNAVAILABLE", "CLIENT_APP_CRASHED", "MESSAGE_UNAVAILABLE", "REPLY_MESSAGE_UNAVAILABLE"),
     ),
-    "SYSTEM_TIME_TOLERANCE": Internal("flwr.common.constant", "SYSTEM_TIME_TOLERANCE", "clocks that differ"),
-    "TIMESTAMP_TOLERANCE": Internal("flwr.common.constant", "TIMESTAMP_TOLERANCE", "clocks that differ"),
+    "SYSTEM_TIME_TOLERANCE": Internal("flwr.common.constant", "SYSTEM_TIME_TOLERANCE", "tolerated clock difference"),
+    "TIMESTAMP_TOLERANCE": Internal("flwr.common.constant", "TIMESTAMP_TOLERANCE", "tolerated clock difference"),
 }
 
 

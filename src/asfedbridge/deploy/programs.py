@@ -41,7 +41,7 @@ from asfedbridge.deploy.sockets import use_sockets
 from asfedbridge.engines import die_with
 
 quicken()
-WATCHED = 60  # factor on timeouts: whoever starts a SuperLink here notices by itself when a program ends
+WATCHED = 60  # timeout factor of a local cluster, which notices by other means when a program ends
 
 
 class ForkingExecutor(SubprocessExecutor):  # type: ignore[misc]
@@ -61,8 +61,8 @@ class ForkingExecutor(SubprocessExecutor):  # type: ignore[misc]
             with suppress(BaseException):
                 die_with(parent)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # how flwr ends a task that lost
-                # its token; it would hang otherwise
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # flwr ends a task
+                # that lost its token with SIGINT; blocked, the task would hang
                 exit_handler.registered_exit_handlers.clear()  # the parent's handlers
                 if warm := sys.modules.get("asfedbridge.deploy.preload"):
                     torch.set_num_threads(warm.THREADS)

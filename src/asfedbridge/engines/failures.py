@@ -16,22 +16,24 @@ What = Literal["absent", "timeout", "lost", "error", "refused", "quarantined", "
 LONGEST_PAUSE = 16  # rounds
 MAX_VOID_ROUNDS = 3  # in a row, before the run fails
 LONGEST_REASON = 200  # characters of an exception's text
-SILENT = ("timeout", "lost")  # asked, and the round waited for it
-ASK_AGAIN = ("absent", "timeout", "lost")  # retried; a bad reply would only be repeated
+SILENT = ("timeout", "lost")  # the client was asked but did not reply
+ASK_AGAIN = ("absent", "timeout", "lost")  # asked again in the same round; a bad reply would only be repeated
 
 
 class Event(NamedTuple):
-    """Something that happened to a client; None: to a node that is not a client of this run, or to the whole round."""
+    """An event of a client. ``client`` is None for a node that is not a client of this run, and for the whole round."""
 
     what: What
     client: int | None
     reason: str
 
 
-Reply = Upload | Event  # a client's upload, or why there is none
+Reply = Upload | Event  # a client's upload, or the reason why there is none
 Ask = Callable[[Sequence[ClientInfo]], Mapping[int, Reply]]
 Inspect = Callable[[ClientInfo, Upload], None]  # raises if an upload must not be used
-Settle = Callable[[Mapping[int, Upload]], Mapping[int, str]]  # accepted uploads -> why some are refused after all
+Settle = Callable[
+    [Mapping[int, Upload]], Mapping[int, str]
+]  # accepted uploads -> reasons to refuse some of them after all
 
 
 class Quarantine:

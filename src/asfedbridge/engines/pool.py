@@ -1,4 +1,4 @@
-"""Worker processes: every client lives in one of them, and only payloads cross. Same bits as the local engine."""
+"""The pool engine: clients are distributed over worker processes. Gives the same bits as the local engine."""
 
 import heapq
 import time
@@ -117,7 +117,7 @@ class PoolEngine:
                 )
                 with block_terminal_signals():
                     process.start()
-                theirs.close()  # so that the worker has the only other end, and its death is noticed
+                theirs.close()  # the worker then has the only other end, so its death is noticed
                 self._workers.append(Worker(number, {c.id: c for c in mine}, process, ours))
             models = {c.model: UNNAMED[c.model] for c in infos if c.model in UNNAMED}  # not those of other runs
             for worker in self._workers:
@@ -209,7 +209,7 @@ class PoolEngine:
         except Exception as error:
             raise BadInput(f"the run cannot be sent to worker processes ({error}); {IMPORTABLE}") from error
         worker.doing = STARTING
-        with suppress(ConnectionError):  # it died; its last message is read with the answers
+        with suppress(ConnectionError):  # the worker died; its last message is read with the answers
             worker.connection.send_bytes(message)
 
     def _ask(self, worker: Worker, doing: str, header: dict[str, Any], tensors: Payload | None = None) -> None:
@@ -242,7 +242,7 @@ class PoolEngine:
                 yield worker, header, tensors
 
     def _look(self, workers: Collection[Worker]) -> None:
-        """Report workers stopped by SIGSTOP or a debugger: otherwise the run would hang without a word."""
+        """Report workers stopped by SIGSTOP or a debugger: otherwise the run would wait silently."""
         for worker in workers:
             stopped = is_stopped(worker.process.pid)
             if stopped and not worker.stopped and self._tell:

@@ -1,4 +1,4 @@
-"""Set-up and end of training processes: threads, memory allocation, no orphans."""
+"""Set-up and termination of training processes: threads, memory allocation, no orphans."""
 
 import ctypes
 import multiprocessing
@@ -15,7 +15,7 @@ import torch
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # <malloc.h>
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STRETCH = 64 << 20
-# Loaded once before forking: what torch imports with the first optimiser, and our kernels, take seconds per process.
+# Loaded once before forking: our kernels, and modules that torch imports with the first optimiser, take seconds.
 # A module that cannot be imported (no numba) is skipped.
 PRELOAD = (
     "asfedbridge.kernels.norm_lif",

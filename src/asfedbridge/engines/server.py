@@ -47,7 +47,7 @@ class Server:
         usable = {c.id for c in find_usable(left, works)}  # the last successful attempt used exactly these
         for client in left:
             if client.id not in usable:
-                refused[client.id] = f"{self._whose(client)}: aggregation fails with it ({failure})"
+                refused[client.id] = f"{self._whose(client)}: aggregation with it fails ({failure})"
         return state, refused
 
     def _next(self, clients: Clients, ups: Mapping[int, Upload]) -> Payload:

@@ -1,8 +1,8 @@
-"""Energy of an exported network with its memory accesses, after Lemaire et al. (ICONIP 2022, arXiv 2210.13107).
+"""Energy of an exported network including memory accesses, after Lemaire et al. (ICONIP 2022, arXiv 2210.13107).
 
-Words have 32 bits. Every layer has a memory of its own for parameters, for membranes and for its input: all values of a
-dense layer, a queue of spikes of another. The larger a memory, the more an access costs. A spike is read once; each
-weight that it meets is read and added to a membrane, which is read and written. Norms are folded and not counted.
+Words have 32 bits. Every layer has separate memories for parameters, membranes and input; the input memory holds all
+values of a dense layer, or a queue of spikes. The larger a memory, the more an access costs. A spike is read once; each
+weight that it reaches is read and added to a membrane, which is read and written. Norms are folded and not counted.
 """
 
 import math
@@ -17,13 +17,13 @@ from asfedbridge.export.loader import Program, Step
 from asfedbridge.export.neurobench import executed, spiking_steps
 
 ADD_PJ, MULTIPLY_PJ = 0.1, 3.1  # 32-bit integers at 45 nm (Horowitz, ISSCC 2014)
-SRAM_PJ = ((0, 0.0), (8 * 2**10, 2.5), (32 * 2**10, 5.0), (2**20, 25.0))  # bytes of a memory, pJ of a byte read from it
+SRAM_PJ = ((0, 0.0), (8 * 2**10, 2.5), (32 * 2**10, 5.0), (2**20, 25.0))  # bytes of memory, pJ per byte read
 WORD = 4  # bytes
-QUEUE = 1000  # spikes
+QUEUE = 1000  # spikes in the queue of a layer
 
 
 def byte_pj(capacity: float) -> float:
-    """Energy of one byte of a memory of this many bytes, between the points of ``SRAM_PJ``; constant above the last."""
+    """Energy per byte of a memory of ``capacity`` bytes, interpolated in ``SRAM_PJ``; constant above its last point."""
     for (x0, y0), (x1, y1) in pairwise(SRAM_PJ):
         if capacity <= x1:
             return y0 + (y1 - y0) / (x1 - x0) * (capacity - x0)
@@ -32,7 +32,7 @@ def byte_pj(capacity: float) -> float:
 
 @dataclass
 class Account:
-    """Picojoules by what they are spent on."""
+    """Energy in picojoules, by purpose."""
 
     spent: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -40,12 +40,12 @@ class Account:
         self.spent[what] += additions * ADD_PJ + macs * (ADD_PJ + MULTIPLY_PJ)
 
     def access(self, what: str, words: float, capacity: float) -> None:
-        """``capacity``: words of the memory."""
+        """``capacity``: the size of the memory in words."""
         self.spent[what] += words * WORD * byte_pj(capacity * WORD)
 
     def neuron(self, spikes: Tensor) -> None:
         fired = float(spikes.count_nonzero())
-        self.compute("operations", additions=fired, macs=spikes.numel())  # resets; leaks
+        self.compute("operations", additions=fired, macs=spikes.numel())  # additions: resets; MACs: leaks
         self.access("membranes", 2 * spikes.numel(), spikes[0].numel())
         self.access("inputs_outputs", fired, QUEUE)
 
@@ -73,8 +73,8 @@ class Account:
 
 @torch.no_grad()
 def energy_with_memory(program: Program, images: Tensor) -> dict[str, float]:
-    """In microjoule for one image: ``operations``, ``addressing``, ``inputs_outputs``, ``parameters``, ``membranes``
-    (of an SNN) and their ``total``."""
+    """Energy of one image in microjoules: ``operations``, ``addressing``, ``inputs_outputs``, ``parameters``,
+    ``membranes`` (of an SNN) and their ``total``."""
     running, account = program.unpacked(), Account()
     spiking = spiking_steps(running)
     for step, inputs, out in executed(running, images):
@@ -88,7 +88,7 @@ def energy_with_memory(program: Program, images: Tensor) -> dict[str, float]:
                 account.spiking_layer(step, inputs[0], weight, out, capacity)
             else:
                 account.dense_layer(inputs[0], weight, out, capacity)
-                if not spiking:  # an SNN's dense layers feed neurons, which write what they send
+                if not spiking:  # in an SNN, dense layers feed neurons, which count their own output
                     account.access("inputs_outputs", out.numel(), out[0].numel())
             if bias is not None:
                 account.compute("operations", additions=out.numel())

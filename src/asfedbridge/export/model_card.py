@@ -94,7 +94,7 @@ def _time(running: Program, images: Tensor) -> float:
 
 
 def render_card(card: Mapping[str, Any]) -> str:
-    """As Markdown."""
+    """The card as Markdown."""
     lines = [f"# {card['file']['name']}", "", f"{card['client']['label']}, exported as {card['file']['format']}.", ""]
     for title, key in (("What it is", "client"), ("Input and output", "input"), ("How it was trained", "training")):
         lines += [f"## {title}", "", *_table(card[key]), ""]

@@ -11,7 +11,7 @@ from asfedbridge.export.nir_graph import build_graph
 
 
 def write_nir(program: Program, shape: tuple[int, int, int], path: Path, label: str, card: str) -> list[str]:
-    """``shape``: of an image. Returns what had to be rewritten."""
+    """Write the program as a NIR graph; return the list of rewritten operations. ``shape``: the shape of an image."""
     channels, height, width = shape
     frames = next((step["options"]["steps"] for step in program.steps if step["op"] == "frames"), 1)
     found = build_graph(program, (channels // frames, height, width), label)

@@ -219,8 +219,8 @@ class NirGraph(NamedTuple):
 def build_graph(program: Program, shape: tuple[int, int, int], label: str = "the network") -> NirGraph:
     """The graph of one time step, with float32 weights; BadInput if NIR cannot express the network.
 
-    ``shape``: of a frame. The graph takes pixels from 0 to 255, but normalised event frames, because each frame has its
-    own normalisation.
+    ``shape``: the shape of a frame. The input is pixels from 0 to 255 for static images, but normalised frames for
+    events, because each frame has its own normalisation.
     """
     builder = Builder(label)
     if not any(step["op"] == "lif" for step in program.steps):

@@ -10,7 +10,7 @@ TOLERANCE = 1e-5  # relative to the largest logit, at least 1: float32 has seven
 class Outcome(NamedTuple):
     """The result of one runtime."""
 
-    difference: float | None  # the largest difference of logits; None: it did not run
+    difference: float | None  # the largest difference in logits; None: it did not run
     note: str = ""  # why it did not run, or why the difference means little
 
     largest: float = 1.0  # logit, at least 1

@@ -25,7 +25,7 @@ NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "nir": ("nir",)}
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A trained network and the facts for its files."""
+    """A trained network and the information for its files."""
 
     network: nn.Module
     info: ClientInfo

@@ -63,14 +63,14 @@ class ASFedBridge(BridgeSharing):
         "extended": {"gate": "right"},
     }
     # ablations: each switch removes one part
-    direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"  # of transfer: which kinds teach the Bridge
-    receivers: Literal["adapt", "frozen"] = "adapt"  # with one direction: the private part of a receiver's Bridge
+    direction: Literal["both", "ann-to-snn", "snn-to-ann"] = "both"  # direction of transfer
+    receivers: Literal["adapt", "frozen"] = "adapt"  # with one direction: whether receivers adapt their Bridge
     pseudo_spike: bool = True  # the complete rate branch: quantiser, rate loss and PSPR
     pspr: bool = True  # ablation: polarisation regularisation of rates (PSPR)
     quantise: bool = True  # ablation: rates rounded to multiples of 1/T
     rate_loss: bool = True  # ablation: match the Bridge's rates to the SNN's
     # the paper's parameter table
-    temperature: float = 2.0  # of distillation, in both directions
+    temperature: float = 2.0  # temperature of distillation, in both directions
     alpha_kd_ann: Ramp = (0.10, 0.025)  # extraction: weight of distillation for an ANN, first and last round
     alpha_kd_snn: Ramp = (0.07, 0.025)  # the same, for an SNN
     alpha_teach: Ramp = (0.16, 0.05)  # injection: weight of distillation, first and last round
@@ -78,7 +78,7 @@ class ASFedBridge(BridgeSharing):
     alpha_rate: float = 0.005  # injection: weight of the rate loss
     alpha_pspr: float = 0.10  # injection: weight of PSPR
     alpha_prox: float = 1e-4  # injection: weight of the squared distance to the received body
-    gate: Gate = "none"  # images used for distillation: all, those the Bridge gets right, those it knows better
+    gate: Gate = "none"  # images used for distillation: all, or where the Bridge is right or more confident
     snn_loss: Literal["tet", "ce"] = "tet"  # SNN loss in extraction: the paper's TET, or CE of the mean logits
     lambda_nld: float = 0.08  # strength of the logit noise for an SNN in distillation
     lambda_tet: float = 1e-4  # weight of the regulariser in TET
@@ -86,7 +86,7 @@ class ASFedBridge(BridgeSharing):
     pspr_spread: float = 1.0  # k_d of PSPR
     pspr_deviation: float = 0.05  # sigma_min of PSPR
     pspr_variance_weight: float = 1.0  # lambda_var of PSPR
-    injection_epochs: int = 1  # per round
+    injection_epochs: int = 1  # epochs of injection per round
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.temperature == 0:

@@ -21,11 +21,11 @@ class Averaging(Weighing):
     """By default only the cap is active. An update is an upload minus the download."""
 
     continues: ClassVar[bool] = True
-    weights: Weights = "capped"  # of clients in a mean: equal, by shard size, or by shard size limited by weight_cap
+    weights: Weights = "capped"  # client weights in a mean: equal, by shard size, or by size up to weight_cap
     clip_update: float = 0.0  # maximum L2 norm of a client's update; 0: no limit
     noise: float = 0.0  # standard deviation of noise on the sum of updates, in units of clip_update; 0: none
-    noise_source: privacy.Source = "system"  # seed: reproducible, for tests; no protection if the seed is known
-    delta: float = 1e-5  # for the epsilon in the summary
+    noise_source: privacy.Source = "system"  # seed: reproducible, but no protection if the seed is known
+    delta: float = 1e-5  # delta of differential privacy, for the epsilon in the summary
 
     @property
     def mechanism(self) -> privacy.Mechanism | None:

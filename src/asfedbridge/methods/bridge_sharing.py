@@ -36,7 +36,7 @@ class BridgeSharing(Averaging):
     bridge_norm: Literal["batch", "group"] = "batch"  # normalisation layers of the shared network
     bridge_momentum: Literal["keep", "reset"] = "keep"  # momentum of the shared network between rounds
     bridge_lr: float = 0.004  # initial learning rate of the shared network
-    bridge_weight_decay: float = 1e-4  # of the shared network
+    bridge_weight_decay: float = 1e-4  # weight decay of the shared network
     bridge_width: float = 1.0  # channel multiplier of the shared network
     fused_holdout: float = 0.0  # fraction of training images held out to fit the weights of `fused`; 0: equal weights
 

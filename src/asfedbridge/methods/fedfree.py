@@ -44,16 +44,16 @@ class FedFree(Aggregating):
     reports: ClassVar[Point] = "received"
     partial: ClassVar[bool] = True
     mismatch: Literal["refuse", "prefix"] = "refuse"  # prefix: layers of different shapes exchange their first entries
-    reduction: Literal["channels", "mean"] = "channels"  # of squared responses: sum or mean over channels
-    histogram: Literal["own", "common"] = "own"  # range: each tensor's own, or a common one for both
+    reduction: Literal["channels", "mean"] = "channels"  # sum or mean of squared responses over channels
+    histogram: Literal["own", "common"] = "own"  # range of the histograms: each tensor's own, or a common one
     first_upload: bool = True  # a global layer starts as the mean of its first uploads
     k: int = 2  # number of layers that a client uploads
     global_width: float = 0.0  # width of the global model; 0: the fleet's widest
     server_lr: float = 0.01  # learning rate of global layers
-    server_steps: int = 50  # per round and global layer
+    server_steps: int = 50  # server steps per round and global layer
     pseudo_batch: int = 64  # noise inputs per server step
     pseudo_positions: int = 1  # responses along each side of a noise input
-    bins: int = 256  # of the entropy histogram
+    bins: int = 256  # bins of the entropy histogram
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         super().check(task, clients)

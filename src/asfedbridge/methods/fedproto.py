@@ -144,7 +144,7 @@ class PrototypeMethod(Aggregating):
 class FedProto(PrototypeMethod, Weighing):
     # Chosen from three settings on a validation split of the training images (docs/results.md).
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 10.0}}
-    proto_weight: Weights = "uniform"  # of clients in a class mean: equal, by class count, or by capped count
+    proto_weight: Weights = "uniform"  # client weights in a class mean: equal, by class count, or by capped count
     lambda_proto: float = 1.0  # weight of the distance to the received prototypes
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:

@@ -60,11 +60,11 @@ def server_loss(prototype_BD: Tensor, label_B: Tensor, generated_CD: Tensor, mar
 @dataclass(frozen=True)
 class FedTGP(PrototypeMethod):
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"lambda_proto": 0.1}}
-    margin: Literal["nearest", "farthest"] = "nearest"  # gap: to the nearest (code) or farthest class (paper)
+    margin: Literal["nearest", "farthest"] = "nearest"  # gap to the nearest (code) or farthest class (paper)
     first_download: Literal["nothing", "random"] = "nothing"  # prototypes that clients receive in round 1
     lambda_proto: float = 1.0  # weight of the distance to the received prototypes
     tau: float = 100.0  # maximum margin
-    server_epochs: int = 100  # training of the prototype generator, per round
+    server_epochs: int = 100  # epochs of the prototype generator per round
     server_batch: int = 10  # uploaded prototypes per server step
     server_lr: float = 0.01  # learning rate of the prototype generator
 

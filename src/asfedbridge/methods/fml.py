@@ -34,9 +34,9 @@ class FML(BridgeSharing):
     module: ClassVar[str] = "meme"
     fused_with: ClassVar[str] = "meme"
     recipes: ClassVar[Mapping[str, Mapping[str, Any]]] = {"cpu": {"alpha": 0.75, "beta": 0.75}}
-    alpha: float = 0.5  # backbone: weight of the labels; 1 - alpha: of the meme's predictions
-    beta: float = 0.5  # meme: weight of the labels; 1 - beta: of the backbone's predictions
-    temperature: float = 1.0  # of distillation, in both directions
+    alpha: float = 0.5  # backbone: weight of the labels; that of the meme's predictions is 1 - alpha
+    beta: float = 0.5  # meme: weight of the labels; that of the backbone's predictions is 1 - beta
+    temperature: float = 1.0  # temperature of distillation, in both directions
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         for name, share in (("alpha", self.alpha), ("beta", self.beta)):

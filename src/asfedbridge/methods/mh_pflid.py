@@ -45,11 +45,11 @@ class MHpFLID(BridgeSharing):
     lambda_inject_messenger: float = 0.1  # injection: weight of the label loss of receiver and messenger head
     lambda_distil_label: float = 0.9  # distillation: weight of the label loss
     lambda_distil_kd: float = 0.1  # distillation: weight of the backbone's predictions
-    temperature: float = 1.0  # of distillation
-    distillation_epochs: int = 1  # per round
+    temperature: float = 1.0  # temperature of distillation
+    distillation_epochs: int = 1  # epochs of distillation per round
     tokens: int = 8  # number of slices of a feature in attention
-    receiver_lr_factor: float = 1.0  # multiple of the backbone's learning rate
-    transmitter_lr_factor: float = 1.0  # multiple of bridge_lr
+    receiver_lr_factor: float = 1.0  # learning rate of the receiver, as a multiple of the backbone's
+    transmitter_lr_factor: float = 1.0  # learning rate of the transmitter, as a multiple of bridge_lr
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         if self.tokens < 2 or task.feature_dim % self.tokens:

@@ -52,14 +52,14 @@ class SFedHIFI(Weighing):
         "smoke": {"bank_inputs": 0.0625},  # so that the banks divide the channels of its narrow models
     }
     bn_buffers: Literal["local", "averaged"] = "local"  # running statistics of BatchNorm: private, or averaged
-    weights: Weights = "uniform"  # of clients in a mean: equal, by shard size, or capped; widths have equal weight
+    weights: Weights = "uniform"  # client weights in a mean: equal, by shard size, or capped; widths have equal weight
     snn_loss: Literal["tet", "ce", "task"] = "tet"  # SNN loss: TET, CE of the mean logits, or the task's snn_loss
     lambda_orthogonal: float = 10.0  # weight of the orthogonality loss of banks
     lambda_tet: float = 1e-3  # weight of the regulariser in TET
-    fusion_share: float = 0.45  # fraction of the rounds, from the first, that fuse widths
+    fusion_share: float = 0.45  # fraction of rounds, from the first on, in which widths are fused
     fusion_rank: float = 0.25  # rank kept, as a fraction of the smallest side of the coefficients
-    bank_inputs: float = 0.125  # fraction of a block's input channels at width 1
-    bank_outputs: float = 0.25  # fraction of a block's output channels at width 1
+    bank_inputs: float = 0.125  # input channels of a bank, as a fraction of its block's at width 1
+    bank_outputs: float = 0.25  # output channels of a bank, as a fraction of its block's at width 1
 
     def check(self, task: Task, clients: Sequence[ClientInfo]) -> None:
         super().check(task, clients)

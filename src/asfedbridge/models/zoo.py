@@ -131,7 +131,7 @@ def forget_models() -> None:
 @lru_cache(maxsize=64)
 def _outline_backbone(task: Task, info: ClientInfo) -> nn.Module:
     if not find_model(info.model).family:
-        return build_backbone(task, info).to("meta")  # its constructor may compute with values
+        return build_backbone(task, info).to("meta")  # its constructor may need real values
     with torch.device("meta"):
         return make_backbone(task, info)
 

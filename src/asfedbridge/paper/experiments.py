@@ -132,8 +132,8 @@ def _averaging(bench: Bench) -> list[Cell]:
 @_experiment(
     "beyond",
     "Beyond the paper: gated distillation, twin start, weighted fusion, IID",
-    "It does not test these. Each row adds one to AS-FedBridge; `standalone-twin-start` shows what the start gives "
-    "without a federation.",
+    "It does not test these extensions. Each row adds one to AS-FedBridge; `standalone-twin-start` shows the effect of "
+    "the twin start without a federation.",
 )
 def _beyond(bench: Bench) -> list[Cell]:
     twin = {"twin_rounds": bench.spec("as-fedbridge", "cifar10").rounds // 16}  # 5 of 80
@@ -174,7 +174,7 @@ def _architecture(bench: Bench) -> list[Cell]:
 @_experiment(
     "composition",
     "One to nine SNN clients of ten",
-    "AS-FedBridge stays near 70 % whatever the mixture; the others fall or waver. (A figure: no values to compare.)",
+    "AS-FedBridge stays near 70 % for every mixture; the others decrease or fluctuate. (A figure without values.)",
     rows=COMPARED,
 )
 def _composition(bench: Bench) -> list[Cell]:
@@ -213,7 +213,7 @@ def _necessity(bench: Bench) -> list[Cell]:
 
 @_experiment(
     "lowbit",
-    "Low-bit networks in the place of SNNs",
+    "Low-bit networks instead of SNNs",
     "At matched 2, 4 and 8 (bits or time steps) the SNN mixture is above the quantised one.",
     costs="computation",
 )
@@ -242,7 +242,7 @@ def _ablation(bench: Bench) -> list[Cell]:
     ]
 
 
-@_experiment("bridge-width", "Narrower Bridges", "Accuracy falls with the Bridge's width, the SNN clients' most.")
+@_experiment("bridge-width", "Narrower Bridges", "Accuracy falls with the Bridge's width, most for SNN clients.")
 def _bridge_width(bench: Bench) -> list[Cell]:
     full = bench.spec("as-fedbridge", "cifar100").method.bridge_width  # type: ignore[attr-defined]
     return [
@@ -288,7 +288,7 @@ for _name, _title, _claim in (
 @_experiment(
     "rates",
     "Firing rates of the Bridge's ports and of SNN stages",
-    "Both peak at multiples of 1/T, and their shapes change with depth alike.",
+    "Both have peaks at multiples of 1/T, and their shapes change with depth in the same way.",
     analysis="rates",
 )
 def _rates(bench: Bench) -> list[Cell]:

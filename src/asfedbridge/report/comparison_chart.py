@@ -35,7 +35,7 @@ def comparison_chart(runs: Sequence[Run], max_points: int) -> Markup | None:
     key = legend(list(styles.items()))
     charts = []
     for axis, drawn in lines.items():
-        caption = f"Accuracy in %, each run at the point its method is judged at{AXES[axis]}{BANDS * banded}"
+        caption = f"Accuracy in %, each run at its method's evaluation point{AXES[axis]}{BANDS * banded}"
         chart = line_chart(drawn, axis, f"accuracy of all runs over {axis}", WIDE)
         charts.append(tag("div", figure(caption, chart, key, wide=True), data_axis=axis))
     return tag("div", tag("div", choices, class_="script choices"), charts, id="overview")

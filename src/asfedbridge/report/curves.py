@@ -10,7 +10,7 @@ from asfedbridge.runs import Record, ordered
 
 Points = list[tuple[float, float]]
 MAX_LOSS = 100.0  # a diverged client has a loss of any size; curves are cut here
-JUDGED = ("received.", "trained.")  # prefixes of what evaluations add to a record
+JUDGED = ("received.", "trained.")  # prefixes of the entries that evaluations add to a record
 
 
 class Mean(NamedTuple):
@@ -23,7 +23,7 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """Over rounds played: accuracy in percent at the point where the method is judged, losses and costs."""
+    """Curves over rounds: accuracy in percent at the method's evaluation point, losses and costs."""
 
     groups: dict[str, Points] = field(default_factory=dict)
     clients: dict[int, Points] = field(default_factory=dict)
@@ -32,7 +32,9 @@ class Curves:
     terms: dict[str, Points] = field(default_factory=dict)  # of the training loss, mean over clients
     traffic: dict[str, Points] = field(default_factory=dict)  # MB since the start
     megabytes: dict[float, float] = field(default_factory=dict)  # sent and received until an evaluation, by its round
-    minutes: dict[float, float] = field(default_factory=dict)  # the same for the work of all clients
+    minutes: dict[float, float] = field(
+        default_factory=dict
+    )  # minutes of work of all clients until an evaluation, by its round
 
 
 def average(curves: Sequence[Points]) -> list[Mean]:

@@ -6,7 +6,7 @@ from asfedbridge.core import printable
 
 FORMULA = ("=", "+", "-", "@")  # a spreadsheet evaluates a cell that begins with one of these
 NUMBERS = re.compile(r"[-+\d.,\[\] ±*%]*")  # -0.5, +1.00 [-0.2, 2.2]* or a dash is not a formula
-MARKDOWN = re.compile(r"[\\`|<]|(?<=\])\(")  # escapes, code, columns, HTML, and the parenthesis of a link
+MARKDOWN = re.compile(r"[\\`|<]|(?<=\])\(")  # characters of escapes, code, table columns, HTML and links
 LATEX = {
     **{character: f"\\{character}" for character in "%_&#$\u007b\u007d"},
     "\\": r"\textbackslash{}",

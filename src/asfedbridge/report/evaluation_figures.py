@@ -10,12 +10,12 @@ from asfedbridge.report.pictures import heat_map
 from asfedbridge.report.run_figures import MAX_CLIENTS
 from asfedbridge.runs import ClientEvaluation, RunEvaluation
 
-MAX_CLASSES = 200  # in the picture of the accuracy by class
-MAX_CONFUSION = 20  # classes of a confusion matrix that is drawn
+MAX_CLASSES = 200  # in the heat map of accuracy by class
+MAX_CONFUSION = 20  # confusion matrices with more classes are not drawn
 
 
 def evaluated(found: RunEvaluation | None) -> Markup | None:
-    """Of a large fleet, the first clients."""
+    """Tables and figures of an evaluation; in a large fleet, only of the first clients."""
     if found is None:
         return None
     tables = []
@@ -44,7 +44,7 @@ def _by_class(clients: Sequence[ClientEvaluation]) -> Markup | None:
 
 
 def _confusion(client: ClientEvaluation) -> Markup | None:
-    """Shares of the images of a class; a pair that never occurred is empty."""
+    """A heat map of the share of each prediction among the images of a class; pairs that never occur are empty."""
     shares = [[100 * v / sum(row) if v else None for v in row] for row in client.confusion]
     names = [str(k) for k in range(len(shares))]
     picture = heat_map(shares, names, names, 0.0, 100.0, "seq", f"confusion matrix of client {client.id}", _whole)

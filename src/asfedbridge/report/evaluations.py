@@ -20,7 +20,7 @@ def prediction_rows(found: Prediction, classes: tuple[str, ...], top: int) -> Ro
 
 
 def evaluation_tables(found: RunEvaluation) -> list[Titled]:
-    """The clients one by one, and the matrix of clients on the test images of others, where there is one."""
+    """One table of all clients and, if available, the matrix of clients on the test images of others."""
     head = ["client", "kind", "model", "images", "accuracy", "ECE", "ms/image", "spikes", "SOPs"]
     rows = [head] + [
         [
@@ -56,7 +56,7 @@ def evaluation_tables(found: RunEvaluation) -> list[Titled]:
 
 
 def count_images(stream: TextIO) -> Callable[[int], None]:
-    """A progress callback: silent for few images, one moving line on a terminal, else a line every thousand."""
+    """A progress callback: silent for few images, one updated line on a terminal, else a line every thousand."""
     live, told = stream.isatty(), 0
 
     def show(done: int) -> None:

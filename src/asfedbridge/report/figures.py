@@ -49,8 +49,8 @@ class Plate(NamedTuple):
     width: float
     height: float
     draw: Callable[[Any], None]
-    panels: int = 0  # in a row; 0: single axes
-    rows: int = 1  # of panels
+    panels: int = 0  # panels in a row; 0: single axes
+    rows: int = 1  # rows of panels
 
 
 def draw_figures(runs: Sequence[Run], folder: Path) -> int:

@@ -12,7 +12,7 @@ MAX_HEADLINES = 3
 
 
 def headlines(runs: Sequence[Run], compared: Sequence[Comparison]) -> list[str]:
-    """For a single run, its accuracy; for several, the gain of the default method or the best, in each protocol."""
+    """For a single run, its accuracy; for several, the gain of the default or best method in each protocol."""
     if len(runs) == 1:
         return [_single(runs[0])] if "all" in runs[0].summary.accuracy else []
     return [_compared(one) for one in compared[:MAX_HEADLINES]]

@@ -20,9 +20,9 @@ from asfedbridge.report.runs import Run, describe_settings
 from asfedbridge.report.sections import result_rows, run_section
 from asfedbridge.report.tables import Titled
 
-MIN_POINTS, MAX_POINTS = 16, 60  # of a curve
+MIN_POINTS, MAX_POINTS = 16, 60  # points of a curve
 TOTAL_POINTS = 4000  # divided among the runs: 20 points per curve for 200 runs
-MAX_DETAILS = 3_300_000  # characters; runs beyond have only their row and curve
+MAX_DETAILS = 3_300_000  # characters; further runs have only their row and curve
 REFRESH = 10  # seconds between reloads of a page with unfinished runs
 MAX_UNFOLDED = 4  # with more runs, the first one is folded too
 

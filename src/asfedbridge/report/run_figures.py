@@ -11,8 +11,8 @@ from asfedbridge.report.pictures import refer, shard_picture
 from asfedbridge.report.runs import Run
 from asfedbridge.runs import ClientSummary
 
-MAX_CLIENTS = 40  # drawn and listed one by one
-MAX_CLASSES = 1000  # in the picture of the shards
+MAX_CLIENTS = 40  # clients drawn and listed individually
+MAX_CLASSES = 1000  # in the heat map of shards
 MEAN = Style(5)  # of the line behind small charts
 POINTS = {"trained": "after local training", "received": "as received, before local training"}
 
@@ -66,7 +66,7 @@ def _by_group(groups: Mapping[str, Points], max_points: int) -> list[Line]:
 
 
 def _point(run: Run) -> str:
-    """Where the method is judged, for a reader."""
+    """The method's evaluation point in words."""
     return POINTS.get(run.summary.point, run.summary.point)
 
 

@@ -1,4 +1,4 @@
-"""One row per run: what sets it apart from the others, its folder, and its results."""
+"""A table with one row per run: the settings in which it differs from the others, its folder and its results."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

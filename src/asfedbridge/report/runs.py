@@ -1,4 +1,4 @@
-"""Reads all that a report shows of a run from its folder."""
+"""Reads everything that a report shows about a run from its folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,7 +79,7 @@ def gather(
 
 
 def gather_unfinished(folders: Sequence[Path]) -> tuple[list[Run], int]:
-    """Every run that has not ended, as far as it is, and the number of those that cannot be shown."""
+    """All unfinished runs, with their results so far, and the number of runs that cannot be shown."""
     specs = {file.parent: None for folder in folders for file in find_files(folder, SPEC)}
     begun = [folder for folder in specs if not is_there(folder / SUMMARY)]
     runs = []
@@ -87,7 +87,7 @@ def gather_unfinished(folders: Sequence[Path]) -> tuple[list[Run], int]:
         try:
             spec = read_spec(folder)
         except BadInput:
-            continue  # a plugin's, or of another version
+            continue  # the method or model comes from a plugin or another version
         if spec is not None:
             records = read_rounds(folder)
             runs.append(replace(_read(folder, summarise_so_far(spec, records), records, None), finished=False))
@@ -95,7 +95,7 @@ def gather_unfinished(folders: Sequence[Path]) -> tuple[list[Run], int]:
 
 
 def summarise_so_far(spec: Spec, records: Sequence[RoundRecord]) -> Summary:
-    """The summary of a run that has not ended, from its records: ``stopped_early`` says how far it is."""
+    """The summary of an unfinished run, from its records; ``stopped_early`` contains the rounds so far."""
     clients = {r.client: ClientInfo(r.client, r["kind"], r.get("model", ""), r.get("width", 1.0)) for r in records}
     played = min(spec.rounds, 1 + max((r.round for r in records), default=-1))
     about = describe_spec(spec) | {"stopped_early": {"rounds": played, "reason": ""}, "wall_seconds": 0.0}

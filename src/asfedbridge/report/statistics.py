@@ -55,7 +55,7 @@ class Scores:
 
 
 def read_scores(summary: Summary, point: str | None = None) -> Scores:
-    """A run's accuracies at the point where its method is judged, or at ``point`` (then only of groups)."""
+    """A run's accuracies at its method's evaluation point, or at ``point`` (then only for groups)."""
     shards = tuple((c.id, c.kind, c.train, c.test) for c in summary.clients)
     if point is not None:
         return Scores(summary.points.get(point, {}), {}, shards, summary.partition_digest)

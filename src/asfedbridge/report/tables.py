@@ -117,7 +117,7 @@ def render_titled(table: Titled, markdown: bool) -> str:
 
 
 def run_rows(summaries: Sequence[Summary]) -> Rows:
-    """One row per run: final accuracies of groups, at the point where the method is judged.
+    """One row per run: final accuracies of groups, at the method's evaluation point.
 
     If a run was stopped early, a column shows how many of its rounds were played.
     """
@@ -158,7 +158,7 @@ def client_rows(summary: Summary) -> Rows:
 
 
 def name_split(summary: Summary) -> str:
-    """How the data are split, and the share of validation images if clients are judged on those."""
+    """How the data are split, and the share of validation images if clients are evaluated on those."""
     own = summary.partition in (IN_PYTHON, ON_NODES)
     split = "own data" if own else describe_partition(summary.partition, summary.alpha, "Dir")
     return split + (f", validation {summary.holdout:g}" if summary.holdout else "")
@@ -170,7 +170,7 @@ def find_summaries(folders: Sequence[Path]) -> list[Summary]:
 
 
 def find_runs(folders: Sequence[Path], required: bool = True) -> dict[Path, Summary]:
-    """The same, by run folder; a run that is found twice is listed once. ``required``: none is bad input."""
+    """The same, by run folder; a run found twice is listed once. ``required``: raise BadInput if there is none."""
     found: dict[Path, Summary] = {}
     for folder in folders:
         if not (is_there(folder) and folder.is_dir()):

@@ -59,7 +59,7 @@ class AnalysedClient:
 class RoundAnalysis(Entries):
     """The clients after local training in one round: a snapshot, or a line of ``diagnostics.jsonl``."""
 
-    round: int  # played so far
+    round: int  # rounds so far
     accuracy: dict[str, Means]  # by evaluation point
     measures: dict[str, Measure]
     rates: tuple[ClientRates, ...]

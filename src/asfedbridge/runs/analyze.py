@@ -62,7 +62,7 @@ class Study:
 def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point | None = None) -> Analyses:
     """Measure each run and write its analysis file; return all of them and the correlations over them.
 
-    ``point``: the evaluation point of the final clients; None: where their method is judged.
+    ``point``: the evaluation point of the final clients; None: that of their method.
     """
     opened = [(folder, *open_run(folder)) for folder in folders]  # fail early: check all folders before measuring
     studies = [study(folder, spec, summary, data_root, tell, point) for folder, spec, summary in opened]
@@ -78,7 +78,7 @@ def analyse(folders: Sequence[Path], data_root: Path, tell: Tell, point: Point |
 
 
 def file_name(spec: Spec, point: Point | None) -> str:
-    """``analysis.json``, which reports show, for the point where the method is judged; else ``analysis-POINT.json``."""
+    """``analysis.json``, which reports show, for the method's evaluation point; else ``analysis-POINT.json``."""
     return ANALYSIS_FILE if point in (None, spec.method.reports) else f"analysis-{point}.json"
 
 

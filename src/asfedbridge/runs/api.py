@@ -172,7 +172,7 @@ def _execute(
             options: dict[str, Any] = {"resume": resume, "engine": engine, "workers": workers, "from_round": from_round}
             execute(spec, folder, found, [*shown, *callbacks], setting=setting, **options)
         finally:
-            torch.set_num_threads(threads)  # of the caller's process
+            torch.set_num_threads(threads)  # restore the setting of the calling process
     return load(folder)
 
 

@@ -56,7 +56,7 @@ class Callback:
     """
 
     def on_wait(self, reason: str) -> None:
-        """The run waits: something takes long before it begins, or a worker process has been suspended."""
+        """The run waits: before it begins, for something that takes long, or for a suspended worker process."""
 
     def on_run_begin(self, run: Run) -> None:
         """Called before the first round of this process. ``run.records`` holds the earlier rounds of a resumed run."""
@@ -76,7 +76,7 @@ class Callback:
         """The run is complete and ``summary.json`` is written."""
 
     def on_failure(self, run: Run, error: BaseException) -> None:
-        """The run ends without a summary: an error, or Ctrl-C (KeyboardInterrupt). Release resources here."""
+        """The run ends without a summary, by an error or Ctrl-C (KeyboardInterrupt). Release resources here."""
 
 
 class CallbackList:
@@ -115,7 +115,7 @@ class CallbackList:
         self.check()
 
     def abandon(self, error: BaseException) -> None:
-        """The run ends with ``error``; exceptions of callbacks do not replace it."""
+        """Tell the callbacks that the run ends with ``error``; their own exceptions do not replace it."""
         if self.run:
             self._call("on_failure", self.run, error)
 

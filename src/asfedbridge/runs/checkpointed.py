@@ -1,4 +1,4 @@
-"""The clients of a run's last checkpoint, where it has not ended or kept no client files. Reads the run's data."""
+"""Opens clients from a run's last checkpoint, for runs that are not finished or have no client files."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,10 @@ from asfedbridge.runs.trained import TrainedClient
 
 
 def open_checkpoint(folder: Path, data_root: Path) -> tuple[Summary, Callable[[int], TrainedClient]]:
-    """The results so far, and what brings a client to life: as in a closing visit after the last checkpoint."""
+    """The results so far, and a function that opens a client, in its state after a closing visit at that checkpoint.
+
+    Reads the data of the run.
+    """
     spec = read_spec(folder)
     if spec is None:
         raise BadInput(f"{folder}: is not a run folder")
@@ -47,7 +50,10 @@ def open_checkpoint(folder: Path, data_root: Path) -> tuple[Summary, Callable[[i
     records = [record for record in read_rounds(folder) if record["round"] < found.next_round]
     about = {
         **describe_spec(spec),
-        "stopped_early": {"rounds": found.next_round, "reason": "the run has not ended: its last checkpoint"},
+        "stopped_early": {
+            "rounds": found.next_round,
+            "reason": "the run is not finished; clients of its last checkpoint",
+        },
         "wall_seconds": found.seconds,
     }
     return parse_summary(summarise(spec.method, setting.clients, records, about), folder / SUMMARY), open_client

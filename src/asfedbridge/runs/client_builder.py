@@ -1,4 +1,4 @@
-"""The networks of a trained client, built from its card and its weights."""
+"""Builds the networks of a trained client from its card and its weights."""
 
 import dataclasses
 import importlib
@@ -22,27 +22,27 @@ from asfedbridge.runs.client_file import BACKBONE, damaged
 from asfedbridge.runs.fleet import parse_fleet
 from asfedbridge.runs.spec import Spec, from_table
 
-SCRIPTS = ("__main__", "__mp_main__")  # names of what a process was started with: no module of others
+SCRIPTS = ("__main__", "__mp_main__")  # names of the main script, which other programs cannot import
 Models = Mapping[str, nn.Module | Callable[[], nn.Module]]
 
 
 def build_module(card: ClientCard, tensors: Payload, *, models: Models | None = None, trust: bool = False) -> nn.Module:
     """The backbone with its weights, in evaluation mode. Its ``forward`` takes normalised images and returns an
-    ``Output``; ``.logits`` of it is the prediction."""
+    ``Output``, whose ``.logits`` are the prediction."""
     return rebuild_client(card, tensors, models=models, trust=trust).backbone
 
 
 def rebuild_client(card: ClientCard, tensors: Payload, *, models: Models | None = None, trust: bool = False) -> Client:
-    """The client without data: its networks as the method set them up, with their weights, in evaluation mode.
+    """The client without data: all its networks with their weights, in evaluation mode.
 
-    A model of the user's own comes from the registry, from ``models`` by its name, or, with ``trust``, from the
-    function that the card names: importing it runs code.
+    A user's own model is looked up by name in ``models`` and in the registry. With ``trust``, it may also be made by
+    the function that the card names; importing that function executes code.
     """
     _provide_model(card, models or {}, trust)
     if card.method not in METHODS:
-        raise BadInput(f"{card.label}: its method '{card.method}' is not known here; {_plugin_hint(card)}")
+        raise BadInput(f"{card.label}: unknown method '{card.method}'; {_plugin_hint(card)}")
     if MODELS[card.model].family and sum(t.numel() for t in tensors.values()) < card.feature_dim * len(card.classes):
-        raise damaged(card.label, "it has fewer weights than its card says")  # before memory is taken for them
+        raise damaged(card.label, "it has fewer weights than its card says")  # before memory is allocated
     spec = _validated(card, card.label)
     empty = torch.zeros(0, card.channels, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     shard = Shard(*empty, *empty, card.mean, card.std, "none")
@@ -58,7 +58,7 @@ def rebuild_client(card: ClientCard, tensors: Payload, *, models: Models | None 
     for key, tensor in tensors.items():
         name, _, rest = key.partition("/")
         if name not in parts:
-            raise damaged(card.label, f"'{key[:80]}' belongs to no network")
+            raise damaged(card.label, f"'{key[:80]}' does not belong to any network")
         parts[name][rest] = tensor
     for name, module in client.modules.items():
         _load(module, parts[name], f"{card.label}, {name}")
@@ -72,7 +72,7 @@ def method_of(card: ClientCard) -> Method:
 
 
 def name_factory(make: object) -> str:
-    """module:qualname of what makes a participant's model; empty if another program could not import it."""
+    """ "module:qualname" of the function that makes a participant's model; empty if other programs cannot import it."""
     source = make.source if isinstance(make, ModuleMaker) else make
     module, name = getattr(source, "__module__", None), getattr(source, "__qualname__", "")
     importable = isinstance(module, str) and module not in SCRIPTS and name and "<" not in name
@@ -85,11 +85,11 @@ def _provide_model(card: ClientCard, models: Models, trust: bool) -> None:
     elif card.model in MODELS:
         return
     elif not card.factory:
-        raise BadInput(f"{card.label}: its model '{card.model}' is not known here; {_plugin_hint(card)}")
+        raise BadInput(f"{card.label}: unknown model '{card.model}'; {_plugin_hint(card)}")
     elif not trust:
         raise BadInput(
-            f"{card.label}: its model is made by {card.factory}, code that is imported on demand only; "
-            f"use trust=True if the file is yours"
+            f"{card.label}: its model is made by {card.factory}, which is imported only with permission; "
+            f"use trust=True if you trust the file"
         )
     else:
         module, _, name = card.factory.partition(":")
@@ -99,17 +99,17 @@ def _provide_model(card: ClientCard, models: Models, trust: bool) -> None:
                 source = getattr(source, part)
         except Exception as error:
             raise BadInput(f"{card.label}: {card.factory} cannot be imported: {describe_error(error)}") from error
-    register_unnamed({**UNNAMED, card.model: Model(ModuleMaker(source), "of a client file", None, family=False)})
+    register_unnamed({**UNNAMED, card.model: Model(ModuleMaker(source), "from a client file", None, family=False)})
 
 
 def _plugin_hint(card: ClientCard) -> str:
     if card.plugins:
         return f"the run imported {card.plugins[-1]}: load that file with load_plugin"
-    return f"give what makes it, models={{'{card.model}': ...}}, or load the file that registers it with load_plugin"
+    return f"pass models={{'{card.model}': ...}}, or load the file that registers it with load_plugin"
 
 
 def _validated(card: ClientCard, where: object) -> Spec:
-    """What the card says of method, networks and neuron, checked as a specification is."""
+    """The card's method, networks and neuron as a validated specification."""
     width = f"@{card.width!r}" if card.width != 1 else ""
     option = {"snn": f":T={card.T}", "qnn": f":b={card.bits}"}.get(card.kind, "")
     try:
@@ -127,7 +127,7 @@ def _validated(card: ClientCard, where: object) -> Spec:
         )
         (info,) = parse_fleet(spec.fleet, card.T)
         if (info.T, info.bits) != (card.T, card.bits):
-            raise BadInput(f"T={card.T}, bits={card.bits} is not what a client of kind {card.kind} has")
+            raise BadInput(f"T={card.T}, bits={card.bits} is invalid for a client of kind {card.kind}")
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     return spec
@@ -136,7 +136,7 @@ def _validated(card: ClientCard, where: object) -> Spec:
 def _load(module: nn.Module, tensors: Payload, what: str) -> None:
     own = module.state_dict()
     for name in sorted(own.keys() ^ tensors.keys()):
-        raise damaged(what, f"'{name[:80]}' is {'missing' if name in own else 'not of this network'}")
+        raise damaged(what, f"'{name[:80]}' is {'missing' if name in own else 'not in this network'}")
     for name, tensor in tensors.items():
         if (tensor.shape, tensor.dtype) != (own[name].shape, own[name].dtype):
             sizes = f"{_form(tensor)}, not {_form(own[name])}"

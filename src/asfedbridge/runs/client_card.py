@@ -1,4 +1,4 @@
-"""What a trained client is and what its input must be: the card beside its weights."""
+"""The card stored with the weights of a trained client: what it is and what input it expects."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Preprocessing:
     """How an 8-bit image becomes the network's input, before (x / 255 - mean) / std."""
 
     resize: Resize = "square"
-    frames_by: Literal["count", "time"] = "count"  # how the frames of a recording share its events
+    frames_by: Literal["count", "time"] = "count"  # how events of a recording are divided into frames
 
     def describe(self, image_size: int, frames: int) -> str:
         if frames > 1:
@@ -30,17 +30,17 @@ class Preprocessing:
             )
         square = "the central square, scaled bilinearly and antialiased to"
         if self.resize == "enlarged":
-            return f"{square} 8/7 of {image_size} pixels, its centre of {image_size}; (x / 255 - mean) / std"
+            return f"{square} 8/7 of {image_size} pixels, cropped to the central {image_size}; (x / 255 - mean) / std"
         return f"{square} {image_size} pixels and rounded to 8 bits; (x / 255 - mean) / std"
 
 
 @dataclass(frozen=True)
 class ClientCard:
-    """What a client is, how it was trained, and what its input must be."""
+    """What a client is, how it was trained, and what input it expects."""
 
     id: int
     kind: Kind
-    model: str  # the name of a family, or of a model of the user's own
+    model: str  # name of a family, or of a user's own model
     width: float
     T: int
     bits: int
@@ -48,29 +48,29 @@ class ClientCard:
     feature_dim: int
     projector: str
     quantiser: str
-    precision: Precision  # of its forward passes, by autocast
+    precision: Precision  # precision of forward passes (autocast)
     channels: int
     image_size: int
-    frames: int  # of events, folded into the channels; 1: static images
+    frames: int  # event frames, folded into the channels; 1: static images
     mean: tuple[float, ...]  # per channel, of values in [0, 1]
     std: tuple[float, ...]
     classes: tuple[str, ...]  # names
     preprocessing: Preprocessing
     method: str
-    method_fields: Mapping[str, Any]  # its hyper-parameters: networks depend on some
-    data: str  # as the specification names it
-    accuracy: float | None  # in percent, of the backbone as it is here on the client's own test images
-    point: Point  # where the method is judged
+    method_fields: Mapping[str, Any]  # hyper-parameters of the method; some of them determine networks
+    data: str  # the data source in the specification
+    accuracy: float | None  # of these weights, in percent, on the client's own test images
+    point: Point  # the method's evaluation point
     rounds: int  # played
     train: int  # images
     test: int
     specification: str  # digest
     versions: Mapping[str, str]  # of asfedbridge and torch
-    extras: tuple[str, ...] = ()  # networks in the file beside the backbone
-    fused_weight: float | None = None  # of the backbone in fused prediction
+    extras: tuple[str, ...] = ()  # other networks in the file
+    fused_weight: float | None = None  # weight of the backbone in the fused prediction
     fused_accuracy: float | None = None  # in percent
-    factory: str = ""  # module:qualname of a function that makes the model, if no registry does
-    plugins: tuple[str, ...] = ()  # files that the run had imported, which may register model and method
+    factory: str = ""  # "module:qualname" of a function that makes the model, if it is not registered
+    plugins: tuple[str, ...] = ()  # files that the run imported; they may register the model or the method
     format: int = FORMAT
 
     @property
@@ -97,7 +97,7 @@ class ClientCard:
 
 
 def parse_card(table: JsonTable) -> ClientCard:
-    """A card from its entries; BadInput names an invalid one."""
+    """A card from its entries; BadInput names an invalid entry."""
     preparing = table.table("preprocessing")
     card = ClientCard(
         format=table.whole("format"),
@@ -145,7 +145,7 @@ def parse_card(table: JsonTable) -> ClientCard:
     if not 1 <= len(card.classes) <= MAX_CLASSES:
         raise table.wrong("classes", f"a list of 1 to {MAX_CLASSES} names")
     if card.channels % card.frames or (card.frames > 1 and card.kind == "snn" and card.frames != card.T):
-        raise table.wrong("frames", "a part of the channels, and T of an SNN")
+        raise table.wrong("frames", "a divisor of the channels, and equal to T for an SNN")
     if card.fused_weight is not None and not 0 <= card.fused_weight <= 1:
         raise table.wrong("fused_weight", "from 0 to 1")
     return card

@@ -1,8 +1,8 @@
-"""A trained client as files that stand alone: its weights, and a card that says all that is needed to use them.
+"""A trained client as two self-contained files: its weights, and a card that describes how to use them.
 
-``client-0005.safetensors`` holds tensors under ``backbone/...`` and, where the method keeps more networks with a
-client, ``bridge/...`` and the like. ``client-0005.json`` beside it is the card. It is written last and holds the
-checksums of the weights and of itself: a client whose card is there is whole.
+``client-0005.safetensors`` holds the tensors of the backbone (``backbone/...``) and of any other networks that the
+method keeps on a client (``bridge/...``). ``client-0005.json`` is the card. It is written last and contains checksums
+of the weights and of itself, so a client file with a card is complete.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ MAX_CARD_BYTES = 2**24
 
 
 def client_name(client: int) -> str:
-    """Without its suffix: of the card and of the weights."""
+    """The name of the card and of the weights, without suffix."""
     return f"client-{client:04d}"
 
 
 def write_client(folder: Path, card: ClientCard, tensors: Payload) -> None:
-    """Whole or not there, whatever happens in between, and lasting."""
+    """Write both files durably. After a crash, the client is either complete or has no card."""
     files.make_folder(folder)
     path = folder / f"{client_name(card.id)}.json"
-    if files.is_there(path):  # of a closing visit that is repeated
+    if files.is_there(path):  # the closing visit is being repeated
         files.remove_file(path)
         files.sync_folder(folder)
     sha256 = files.write_tensors(path.with_suffix(".safetensors"), payload.clone(tensors))
@@ -52,47 +52,47 @@ def write_client(folder: Path, card: ClientCard, tensors: Payload) -> None:
 
 
 def remove_clients(folder: Path) -> None:
-    """All client files of a folder; what is not ours stays."""
+    """Remove all client files of a folder; other files are kept."""
     found = sorted(name for name in os.listdir(folder) if NAME.fullmatch(name)) if files.is_folder(folder) else []
-    for name in sorted(found, key=lambda name: Path(name).suffix):  # the cards first
+    for name in sorted(found, key=lambda name: Path(name).suffix):  # cards first
         files.remove_file(folder / name)
     if found:
         files.sync_folder(folder)
 
 
 def list_clients(folder: Path) -> list[Path]:
-    """The cards in a folder, in the order of their clients."""
+    """The cards in a folder, in order of client id."""
     names = os.listdir(folder) if folder.is_dir() else []
     cards = {int(match[1]): name for name in names if (match := NAME.fullmatch(name)) and match[2] == "json"}
     return [folder / cards[client] for client in sorted(cards)]
 
 
 def read_client(path: Path) -> tuple[ClientCard, Payload]:
-    """The card and the weights of one client, checked; ``path`` is either of its two files."""
+    """Read and verify the card and the weights of a client; ``path`` is either of its two files."""
     card, sha256 = _read_card(path.with_suffix(".json"))
     return card, _read_weights(path.with_suffix(".safetensors"), sha256)
 
 
 def read_card(path: Path) -> ClientCard:
-    """The card alone."""
+    """Read only the card."""
     return _read_card(path)[0]
 
 
 def damaged(what: object, why: str) -> Damaged:
-    return Damaged(f"{what}: this client file is damaged ({why}); restore it, or take it from the run again")
+    return Damaged(f"{what}: this client file is damaged ({why}); restore it, or copy it from the run again")
 
 
 def _read_weights(path: Path, sha256: str) -> Payload:
     content = read_bytes(path, memory() // 2, "restore it")
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise damaged(path, "its checksum is not the card's")
+        raise damaged(path, "its checksum differs from the one in the card")
     try:
         tensors = dict(safetensors.torch.load(content))
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise damaged(path, brief(error)) from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise damaged(path, f"'{name[:80]}' holds values that are not finite")
+            raise damaged(path, f"'{name[:80]}' holds NaN or infinity")
     return tensors
 
 
@@ -105,7 +105,7 @@ def _read_card(path: Path) -> tuple[ClientCard, str]:
         raise damaged(path, brief(error)) from None
     if not isinstance(entries, dict):
         raise damaged(path, "not a JSON object")
-    table = JsonTable(entries, path, "the card of a client")
+    table = JsonTable(entries, path, "a client card")
     table.check_format(FORMAT)
     if entries.pop("seal", None) != _seal(entries):
         raise damaged(path, "its checksum differs")

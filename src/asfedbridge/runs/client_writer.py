@@ -1,4 +1,4 @@
-"""Writes a client's file where the client lives, when the closing visit has ended its training."""
+"""Writes a client's files after the closing visit, in the process that holds the client."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,13 +22,14 @@ from asfedbridge.runs.spec import Spec, to_table
 
 @dataclass(frozen=True)
 class ClientWriter:
-    """What the cards of a run have in common. An engine's host calls it, perhaps in another process."""
+    """Writes the files of a client; holds what all cards of a run have in common. Called by an engine's host, possibly
+    in another process."""
 
     folder: Path
     spec: Spec
     method: Mapping[str, Any]  # name and hyper-parameters
     classes: tuple[str, ...]
-    factories: Mapping[str, str]  # of models that no import registers
+    factories: Mapping[str, str]  # model -> "module:qualname", for models that are not registered by name
     plugins: tuple[str, ...]
 
     def __call__(self, client: Client, rnd: Round, metrics: Mapping[str, float]) -> None:
@@ -37,7 +38,7 @@ class ClientWriter:
         write_client(self.folder, self.describe(client, rnd, metrics, names), tensors)
 
     def describe(self, client: Client, rnd: Round, metrics: Mapping[str, float], names: Iterable[str]) -> ClientCard:
-        """The card of a client, of which a file holds the networks with these names."""
+        """The card of a client whose file contains the networks in ``names``."""
         info, task, shard = client.info, client.task, client.shard
         assert isinstance(shard, Shard)
         fields = dict(self.method)
@@ -79,7 +80,7 @@ class ClientWriter:
 
 
 def make_writer(spec: Spec, classes: tuple[str, ...], folder: Path) -> ClientWriter | None:
-    """None where the specification asks for no client files. ``classes`` are names; empty: numbers."""
+    """The writer of a run; None if the specification disables client files. ``classes``: names; empty: use numbers."""
     if spec.client_files == "none":
         return None
     factories = {name: name_factory(model.make) for name, model in UNNAMED.items()}

@@ -60,7 +60,7 @@ def paper_costs() -> CostTable:
 
 
 def measure_run(path: Path, data_root: Path) -> tuple[Spec, Setting, dict[ClientInfo, Spikes]]:
-    """Spikes of the SNN clients of a finished run on their test images, at the point where the method is judged."""
+    """Spikes of the SNN clients of a finished run on their test images, at the method's evaluation point."""
     spec, summary = open_run(path)
     prepare_process(spec.threads)
     setting = prepare(spec, data_root)

@@ -1,4 +1,4 @@
-"""All clients of a run judged on one data set, or each on every client's own test images."""
+"""Evaluates the clients of a run on one data set, or each of them on the test images of every client."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """One client: on the data that were named or, where none were, on its own test images."""
+    """The results of one client: on the given data or, by default, on its own test images."""
 
     id: int
     kind: str
@@ -38,21 +38,21 @@ class ClientEvaluation:
     spikes: float | None
     sops: float | None
     images: int
-    per_class: Mapping[str, float | None]  # accuracy in percent by the name of the class; None: no image of it
+    per_class: Mapping[str, float | None]  # accuracy in percent, by class name; None: no image of this class
     confusion: tuple[tuple[int, ...], ...] = ()  # images by label (row) and prediction (column)
 
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """What ``asfedbridge evaluate`` found."""
+    """The results of ``asfedbridge evaluate``."""
 
     data: str
     fused: bool
     clients: tuple[ClientEvaluation, ...]
     matrix: tuple[tuple[float | None, ...], ...]  # accuracy of a client (row) on the test images of a client (column)
-    shards: tuple[int, ...]  # the clients of the columns
-    entries: Mapping[str, Any]  # all of the file
-    file: Path | None = None  # where it is
+    shards: tuple[int, ...]  # client ids of the columns
+    entries: Mapping[str, Any]  # the content of the file
+    file: Path | None = None  # where it was written
 
 
 def evaluate_run(
@@ -67,18 +67,18 @@ def evaluate_run(
     models: Models | None = None,
     trust: bool = False,
 ) -> RunEvaluation:
-    """Judge the clients of a run folder, a node's state folder or one file.
+    """Evaluate the clients of a run folder, of a node's state folder or of a client file.
 
-    Without ``data``, the clients of a run are judged on the test images of all its clients. What all clients of a run
-    folder gave is written there, to ``evaluation.json``.
+    Without ``data``, the clients of a run are evaluated on the test images of all its clients. The evaluation of a
+    whole run is written to ``evaluation.json`` in its folder.
     """
     run = load(path, checkpoint=checkpoint, models=models, trust=trust, data_root=data_root) if _is_run(path) else None
     if run is None and data is None:
-        raise BadInput(f"{path}: is not a run folder, so it has no data of its own; name data with data=SOURCE")
+        raise BadInput(f"{path}: is not a run folder and therefore has no test images; give data=SOURCE")
     setting = _read_data(path, run, data_root) if run is not None and data is None else None
     found: list[dict[str, Any]] = []
     matrix: list[list[float]] = []
-    loaded: dict[Reader, Dataset] = {}  # as clients take it: all clients of a run alike
+    loaded: dict[Reader, Dataset] = {}  # by input format, which all clients of a run usually share
     for trained in _open_clients(path, run, client, models, trust):
         card = trained.card
         if setting is None:
@@ -122,20 +122,20 @@ def _open_clients(
 
 
 def _read_data(path: Path, run: Result, data_root: Path) -> Setting:
-    """The data that the run was trained on, divided as they were."""
+    """The data that the run was trained on, with the same partition."""
     spec = read_spec(path)
     assert spec
-    prepare_process(spec.threads)  # as it was trained: the same bits
+    prepare_process(spec.threads)  # as in training, for the same bits
     setting = prepare(spec, data_root)
     if run.summary.get("data_fingerprint") not in (None, "", setting.fingerprint):
         raise BadInput(
-            f"data={spec.data}: is not what the run was trained on; restore it, or name data with data=SOURCE"
+            f"data={spec.data}: differs from the data that the run was trained on; restore it, or give data=SOURCE"
         )
     return setting
 
 
 def read_evaluation(folder: Path) -> RunEvaluation | None:
-    """What was written into a run folder; None if nothing was."""
+    """The evaluation stored in a run folder; None if there is none."""
     found = read_table(folder / EVALUATION_FILE)
     return None if found is None else parse_evaluation(found, folder / EVALUATION_FILE)
 

@@ -1,4 +1,4 @@
-"""A trained client as a file for other programs: torch, ONNX or NIR, with its model card."""
+"""Exports a trained client to torch, ONNX or NIR, with a model card."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,8 +19,8 @@ from asfedbridge.runs.labelled import read_labelled, reader_for
 if TYPE_CHECKING:
     from asfedbridge.runs.trained import TrainedClient
 
-EVALUATED = 1000  # images, for the card
-VERIFIED = 16  # images
+EVALUATED = 1000  # images for the accuracy in the model card
+VERIFIED = 16  # images for verify
 
 
 def export_client(
@@ -50,19 +50,19 @@ def _subject(client: "TrainedClient", bridge: bool, data: Any) -> Subject:
     info, network = card.info, client.module
     if bridge:
         if client.bridge is None:
-            raise BadInput(f"bridge: {card.label} has none in its file; leave bridge out")
+            raise BadInput(f"bridge: the file of {card.label} contains no Bridge; leave bridge out")
         info, network = replace(info, kind="ann", model="bridge", width=1.0, T=1, bits=32), client.bridge
     return Subject(network, info, card.task, card.mean, card.std, _facts(card, info.label, bridge, data))
 
 
 def _images(card: ClientCard, data: Any, root: str | Path | None, needed: bool) -> tuple[Tensor, Tensor] | None:
-    """The first test images, as the exported network reads them; None where there are none and none are needed."""
+    """Test images in the input format of the exported network; None if there are none and they are not ``needed``."""
     try:
         pixels, labels = read_labelled(card, reader_for(card), data if data is not None else card.data, root)
     except BadInput as error:
         if data is None and not needed:
             return None
-        raise BadInput(f"{error} (images for the model card and for verify: name others with data=SOURCE)") from None
+        raise BadInput(f"{error} (needed for the model card and verify; data=SOURCE gives other images)") from None
     order = torch.linspace(0, len(labels) - 1, min(EVALUATED, len(labels))).round().long()  # files are often sorted
     return read(resize(read(pixels[order]), card.image_size)), labels[order]
 
@@ -70,18 +70,16 @@ def _images(card: ClientCard, data: Any, root: str | Path | None, needed: bool) 
 def _facts(card: ClientCard, label: str, bridge: bool, data: Any) -> Mapping[str, Any]:
     events = card.frames > 1
     limits = [
-        f"It knows {len(card.classes)} classes and names one of them whatever it is shown.",
-        f"It was trained on {card.train} images of one client; others may have other classes and other light.",
-        "Logits agree with the trained network to 1e-5; other hardware rounds sums in another order.",
+        f"It always predicts one of its {len(card.classes)} classes, whatever the image shows.",
+        f"It was trained on {card.train} images of one client; other images may differ in classes and lighting.",
+        "Logits agree with the trained network to 1e-5; other hardware adds in another order and rounds differently.",
     ]
     if card.kind == "snn" and not bridge:
-        limits.append(
-            "A membrane that comes to its threshold within rounding may fire in one runtime and not in another."
-        )
+        limits.append("A neuron within rounding error of its threshold may fire in one runtime but not in another.")
     if card.precision != "fp32":
         limits.append(f"It was trained and evaluated in {card.precision}; the file computes in float32.")
     if card.preprocessing.resize == "enlarged":
-        limits.append("Images are rounded to 8 bits after resizing, which training did not do.")
+        limits.append("Images are rounded to 8 bits after resizing; in training they were not.")
     return {
         "client": {
             "label": label,

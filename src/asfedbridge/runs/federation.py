@@ -27,7 +27,7 @@ from asfedbridge.runs.recipes import RECIPES
 from asfedbridge.runs.setting import PROBE_IMAGES, Setting, make_task
 from asfedbridge.runs.spec import IN_PYTHON, Spec, apply_overrides
 
-TEST_SHARE = 0.2  # of a data set that comes without test data
+TEST_SHARE = 0.2  # share held out from a data set without test data
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Participant:
     """
 
     model: str | nn.Module | Callable[[], nn.Module]
-    dataset: Any = field(repr=False)  # may be large
+    dataset: Any = field(repr=False)  # too large to print
     kind: Kind = "ann"
     T: int = 4  # time steps of an SNN
     test: Any = field(default=None, repr=False)

@@ -1,5 +1,5 @@
-"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, clients/, tensorboard/ and, where asked
-for, snapshots/ and diagnostics.jsonl."""
+"""The run folder: spec.toml, env.json, rounds.jsonl, summary.json, checkpoint/, clients/, tensorboard/ and, if enabled,
+snapshots/ and diagnostics.jsonl."""
 
 import hashlib
 import json
@@ -39,12 +39,12 @@ from asfedbridge.runs.toml import read_toml, write_toml
 
 SPEC, ENV, SUMMARY, LOCK = "spec.toml", "env.json", "summary.json", ".lock"
 CHECKPOINT, SNAPSHOTS, CLIENTS = "checkpoint", "snapshots", "clients"
-NODES = "nodes"  # of a run over Flower on one machine: a folder of private states for each client
-BEGINNING = {LOCK, f"{SPEC}.partial"}  # all there is when a run is killed before it has begun
+NODES = "nodes"  # for a run over Flower on one machine: one folder of private states per client
+BEGINNING = {LOCK, f"{SPEC}.partial"}  # the only files if a run is killed while it starts
 
 
 class RunFolder:
-    """One run's folder, held by one process at a time."""
+    """The folder of a run, locked by one process at a time."""
 
     def __init__(self, path: Path, spec: Spec, resume: bool) -> None:
         self.path = path
@@ -53,13 +53,13 @@ class RunFolder:
             raise BadInput(f"out={path}: is not a folder; give another out")
         old = read_spec(path)
         if old is None and path.is_dir() and any(p.name not in BEGINNING for p in path.iterdir()):
-            raise BadInput(f"out={path}: the folder holds other files; give a new or empty one")
+            raise BadInput(f"out={path}: the folder contains other files; give a new or empty one")
         if old is not None and not resume:
             raise BadInput(
-                f"out={path}: the folder holds another run; add resume=True to continue it, or give another out"
+                f"out={path}: the folder contains another run; add resume=True to continue it, or give another out"
             )
         if old is not None and old.digest() != spec.digest():
-            raise BadInput(f"out={path}: the folder holds another run ({differences(old, spec)}); give another out")
+            raise BadInput(f"out={path}: the folder contains another run ({differences(old, spec)}); give another out")
         if not path.is_dir():
             make_folder(path)
         self._lock = self._take_lock()
@@ -89,11 +89,11 @@ class RunFolder:
 
     @property
     def clients(self) -> Path:
-        """Of client files, once the run has ended."""
+        """The folder of client files, which are written when the run ends."""
         return self.path / CLIENTS
 
     def note_start(self, next_round: int) -> None:
-        """Add this process to the starts of the run: what its bits depend on from this round on."""
+        """Record the environment of this process, on which the results depend from this round on."""
         here = environment(self.spec)
         known = read_table(self.path / ENV, "delete it") or here
         starts = known.get("starts")
@@ -103,23 +103,23 @@ class RunFolder:
         write_atomic(self.path / ENV, json.dumps(known, indent=2).encode())
 
     def reopen(self) -> None:
-        """Of a run that goes back to an earlier round, if it had ended: it has not, and has no trained clients."""
+        """Mark a run that goes back to an earlier round as unfinished: remove its summary and its client files."""
         remove_file(self.path / SUMMARY)
         sync_folder(self.path)
         remove_clients(self.clients)
 
     def begin(self, next_round: int, sha256: str = "") -> list[RoundRecord]:
-        """Drop records of rounds that will be repeated; return those of the other rounds, without events.
+        """Drop the records of rounds that will be repeated; return the others, without events.
 
-        ``sha256`` is that of the records that stay, as a checkpoint remembers it.
+        ``sha256``: the checksum of the remaining records, from the checkpoint.
         """
-        # What a power cut left of later lines does not matter; that none is missing, the checksum shows.
+        # Later lines may be damaged by a power cut; the checksum shows that no earlier line is missing.
         lines = read_lines(self.path / ROUNDS, rest=bool(sha256) or not next_round)
         numbered = [(n, r) for n, r in enumerate(lines, 1) if r["round"] < next_round]
         kept = [r for _, r in numbered]
         if sha256 and hashlib.sha256(join_lines(kept)).hexdigest() != sha256:
             raise BadInput(
-                f"{self.path / ROUNDS}: is not what it was after round {next_round - 1}; "
+                f"{self.path / ROUNDS}: has changed since round {next_round - 1}; "
                 f"restore it, or start again in another out"
             )
         records = parse_rounds(self.path / ROUNDS, numbered)
@@ -127,21 +127,20 @@ class RunFolder:
         return records
 
     def records_sha256(self) -> str:
-        """Of all records so far: what `begin` asks for."""
+        """The checksum of all records so far, for ``begin``."""
         return hashlib.sha256(read_bytes(self.path / ROUNDS, max_bytes())).hexdigest()
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """Of a round, or of events. A power cut may take those that no checkpoint and no summary refers to."""
+        """Append records of a round, or events. They are durable once a checkpoint or the summary refers to them."""
         self._append(ROUNDS, records)
 
     def begin_diagnostics(self, done: Sequence[int]) -> list[Record]:
-        """Cut the diagnostics back to the rounds that are ``done``; every one of them must be there."""
+        """Remove the diagnostics of all rounds except ``done``, none of which may be missing."""
         file = self.path / DIAGNOSTICS
         kept = [line for line in read_lines(file, rest=True) if line["round"] in done]
         if [line["round"] for line in kept] != list(done):
             raise BadInput(
-                f"{file}: does not hold the diagnosed rounds up to the checkpoint; "
-                f"restore it, or start again in another out"
+                f"{file}: lacks diagnosed rounds up to the checkpoint; restore it, or start again in another out"
             )
         write_atomic(file, join_lines(kept))
         return kept
@@ -150,19 +149,19 @@ class RunFolder:
         self._append(DIAGNOSTICS, [line])
 
     def unflushed(self) -> list[Path]:
-        """Files with lines that a power cut could still take: a checkpoint flushes them."""
+        """Files that have not been flushed to disk; the next checkpoint flushes them."""
         return [self.path / name for name in sorted(self._unflushed)]
 
     def add_release(self, clients: Sequence[int]) -> None:
-        """Note whose updates are in an aggregate that is about to be sent out with noise.
+        """Record whose updates are in a noisy aggregate that is about to be sent.
 
-        Never truncated: a round repeated after a crash is released again with other noise, and counts again.
+        The file is never truncated: a round repeated after a crash releases another noisy aggregate, which counts too.
         """
-        # On a line of its own, whatever a crash left there.
+        # Starts a new line, because a crash may have left an incomplete one.
         append_through(self.path / RELEASES, b"\n" + json.dumps(clients).encode() + b"\n")
 
     def hand_over(self) -> None:
-        """Let another process have the folder."""
+        """Release the lock, so that another process can use the folder."""
         self._lock.close()
 
     def write_summary(self, summary: Summary) -> None:
@@ -175,14 +174,14 @@ class RunFolder:
     def _take_lock(self) -> IO[str]:
         lock = take_lock(self.path / LOCK)
         if lock is None:
-            raise BadInput(f"out={self.path}: another process is running in this folder; wait or stop it")
+            raise BadInput(f"out={self.path}: another process is using this folder; wait for it or stop it")
         return lock
 
 
 def read_spec(path: Path) -> Spec | None:
-    """The specification of the run in this folder, if one is there.
+    """The specification of the run in this folder; None if there is no run.
 
-    A field that the file lacks has its default. A checkpoint that was made with another value is then refused.
+    A field missing from the file has its default. If the run used another value, its checkpoint is refused.
     """
     file = path / SPEC
     if not is_there(file):
@@ -191,18 +190,18 @@ def read_spec(path: Path) -> Spec | None:
         return from_table(read_toml(file), Spec(METHODS[DEFAULT]()))
     except BadInput as error:
         missing = [name for name in read_imports(path) if name not in plugins.FILES]
-        hint = f"; the run was made with the plugin {missing[0]}; load it with load_plugin" if missing else ""
+        hint = f"; the run used the plugin {missing[0]}; load it with load_plugin" if missing else ""
         raise BadInput(f"{error}{hint}") from None
 
 
 def read_imports(path: Path) -> list[str]:
-    """The plugin files that the run in this folder was made with."""
+    """The plugin files that the run in this folder used."""
     imports = (read_table(path / ENV, "delete it") or {}).get("imports")
     return [name for name in imports if isinstance(name, str)] if isinstance(imports, list) else []
 
 
 def read_summary(path: Path) -> Summary | None:
-    """The summary of a finished run; None if the run has not ended. BadInput names an entry that is wrong."""
+    """The summary of a finished run; None if the run is not finished. BadInput names an invalid entry."""
     found = read_table(path / SUMMARY, "delete it and run again with resume=True")
     return None if found is None else parse_summary(found, path / SUMMARY)
 
@@ -215,7 +214,7 @@ def differences(old: Spec, new: Spec) -> str:
 
 
 def environment(spec: Spec) -> dict[str, Any]:
-    """What else the bits depend on."""
+    """Everything besides the specification that results depend on."""
     return {
         "asfedbridge": asfedbridge.__version__,
         "python": platform.python_version(),

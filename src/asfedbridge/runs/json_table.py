@@ -58,17 +58,17 @@ class JsonTable:
         return value
 
     def choice(self, name: str, known: tuple[Any, ...]) -> Any:
-        """One of the ``known`` texts, such as the arguments of a Literal."""
+        """One of the ``known`` strings, such as the arguments of a Literal."""
         value = self.text(name)
         if value not in known:
             raise self.wrong(name, f"one of {', '.join(known)}")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; empty if it is missing."""
+        """A list of strings; empty if it is missing."""
         found = self.items(name, [])
         if not all(isinstance(entry, str) for entry in found):
-            raise self.wrong(name, "a list of texts")
+            raise self.wrong(name, "a list of strings")
         return tuple(found)
 
     def number(self, name: str, default: float = REQUIRED) -> float:
@@ -121,11 +121,11 @@ class JsonTable:
         return [JsonTable(e, self.file, self.what, f"{self.where}{name}[{i}].") for i, e in enumerate(found)]
 
     def check_format(self, current: int) -> None:
-        """A file without a format, such as one that another program wrote, is read as one of the ``current`` format."""
+        """Raise BadInput unless the format is ``current``. A file without a format is accepted."""
         if self.whole("format", current) != current:
             raise BadInput(
-                f"{self.file}: format={self.entries['format']} is not {current}, which this version of asfedbridge "
-                f"reads; make the file again, or use the version that wrote it"
+                f"{self.file}: format={self.entries['format']} is not supported; this version of asfedbridge reads "
+                f"format {current}; create the file again, or use the version that wrote it"
             )
 
     def wrong(self, name: str, expected: str) -> BadInput:

@@ -1,4 +1,4 @@
-"""The keys of specifications: all of them with their documentation, and the ones that an unknown key may stand for."""
+"""The keys of specifications with their documentation, and suggestions for unknown keys."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ from asfedbridge.runs.fields import CHOICES, describe_fields
 
 NESTED: dict[str, type[Neuron | Optimiser]] = {"neuron": Neuron, "optimiser": Optimiser}
 MAX_HINTS = 3
-OTHER_WORDS = {  # of other programs
+OTHER_WORDS = {  # names in other programs
     "learning_rate": "lr",
     "dataset": "data",
     "wd": "weight_decay",
@@ -52,7 +52,7 @@ def undocumented(keys: Iterable[Key]) -> list[str]:
 
 
 def suggest(key: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown key: the known keys that it may stand for, nested ones included."""
+    """The end of a message about an unknown key: similar known keys, including nested ones."""
     table, _, word = key.rpartition(".")
     word = OTHER_WORDS.get(word, word)
     last = {name: name.rpartition(".")[2] for name in known}

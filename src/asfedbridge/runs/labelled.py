@@ -1,4 +1,4 @@
-"""Labelled images for a trained client, from wherever they come, in its size and with its numbers of classes."""
+"""Converts labelled images of any source to a trained client's image size and class numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from asfedbridge.data.random_crop import RESIZED
 from asfedbridge.data.sources.registry import data_root, load
 from asfedbridge.runs.client_card import ClientCard
 
-NAMED = 20  # classes that a message names
+MAX_NAMES = 20  # classes listed in a message
 
 
 def reader_for(card: ClientCard) -> Reader:
@@ -39,23 +39,25 @@ def read_labelled(card: ClientCard, reader: Reader, data: Any, root: str | Path 
     if not found:
         raise BadInput("data: there are no images; give at least one")
     if len({pixels.shape[1:] for pixels in found}) > 1:
-        raise BadInput("data: images of several sizes, which this client scales batch by batch; give one size")
+        raise BadInput(
+            "data: the images have different sizes, but this client scales whole batches; give images of one size"
+        )
     pixels = torch.cat(found)
     return pixels, _read_labels(card, labels, len(pixels))
 
 
 def load_source(reader: Reader, name: str, root: str | Path | None) -> Dataset:
-    """A data source, in the size that the reader's client takes."""
+    """Load a data source in the image size of the reader's client."""
     place = data_root(str(root) if root is not None else None)
     return load(name, place, reader.image_size, RESIZED if reader.rescaled else "none", framing=reader.framing)
 
 
 def renumber(card: ClientCard, labels: Tensor, classes: Sequence[str], name: str) -> Tensor:
-    """Labels of a data set as the client numbers classes of these names."""
+    """Convert labels to the client's class numbers by class name."""
     for text in classes:
         if text not in card.classes:
             raise BadInput(
-                f"data={name}: its class '{text}' is none of this client's ({', '.join(card.classes[:NAMED])}); "
+                f"data={name}: its class '{text}' is not one of this client's ({', '.join(card.classes[:MAX_NAMES])}); "
                 f"give data with the same classes"
             )
     return torch.tensor([card.classes.index(text) for text in classes])[labels]
@@ -64,7 +66,7 @@ def renumber(card: ClientCard, labels: Tensor, classes: Sequence[str], name: str
 def _fit(card: ClientCard, reader: Reader, data: Dataset) -> Images:
     if data.frames != card.frames:
         kinds = f"{data.frames} frames per example, this client takes {card.frames}"
-        raise BadInput(f"data={data.name}: {kinds}; give data of its kind")
+        raise BadInput(f"data={data.name}: {kinds}; give data with as many frames")
     side = min(data.height, data.width) if reader.rescaled else card.image_size
     fits = tuple(data.x_test.shape[1:]) == (card.channels, side, side)
     return data.x_test if fits else reader.fit(read(data.x_test), f"data={data.name}")

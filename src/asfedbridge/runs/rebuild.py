@@ -66,7 +66,7 @@ class Measurements:
 def measure_clients(
     clients: Iterable[Client], next_round: int, probe: Shard, method: Method, tell: Tell, where: Path
 ) -> Measurements:
-    """Measures clients one by one, as ``rebuild`` returns them; ``where`` they come from is told with each."""
+    """Measures clients one by one, as ``rebuild`` returns them; progress messages name the checkpoint ``where``."""
     features, accuracy, rates = [], [], []
     with tempfile.TemporaryDirectory(prefix="asfedbridge-") as place:
         gradients = Spool(Path(place))

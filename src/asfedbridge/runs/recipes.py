@@ -79,7 +79,7 @@ def extended(method: str = DEFAULT) -> Spec:
 
 
 def smoke(method: str = DEFAULT) -> Spec:
-    """A smoke test of seconds: a few digits, tiny backbones, two rounds. Its accuracies mean nothing."""
+    """A smoke test that takes seconds: a few digits, tiny backbones, two rounds. Its accuracies mean nothing."""
     short = quickstart(method)
     return replace(
         short,

@@ -1,4 +1,4 @@
-"""The line-by-line records in a run folder: rounds.jsonl, diagnostics.jsonl and releases.jsonl."""
+"""The JSON Lines files of a run folder: rounds.jsonl, diagnostics.jsonl and releases.jsonl."""
 
 import json
 import re
@@ -15,26 +15,26 @@ from asfedbridge.runs.json_table import JsonTable
 from asfedbridge.runs.records import EventRecord, Record, RoundRecord, accuracies_after, parse_event, parse_record
 
 ROUNDS = "rounds.jsonl"
-RELEASES = "releases.jsonl"  # of a private run
+RELEASES = "releases.jsonl"  # of a differentially private run
 DIAGNOSTICS = "diagnostics.jsonl"  # of a run with diagnose_every
-CUT_OFF = re.compile(rb"(\[(\d+, )*(\d+,?)?)?\0*")  # what a crash can leave of a release; zeros: a power cut
+CUT_OFF = re.compile(rb"(\[(\d+, )*(\d+,?)?)?\0*")  # a line left incomplete by a crash; a power cut may leave zeros
 
 R = TypeVar("R")
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:
-    """What every client did in every round."""
+    """The records of all clients and rounds."""
     return parse_rounds(path / ROUNDS, enumerate(read_lines(path / ROUNDS), 1))
 
 
 def read_events(path: Path) -> list[EventRecord]:
-    """What happened to clients behind a network: absent, lost, refused, returned ..."""
+    """Events of clients behind a network: absent, lost, refused, returned ..."""
     numbered = enumerate(read_lines(path / ROUNDS), 1)
     return _parse_lines(path / ROUNDS, ((number, line) for number, line in numbered if "event" in line), parse_event)
 
 
 def read_diagnostics(path: Path) -> list[Record]:
-    """The diagnosed rounds, in order; none of a run without ``diagnose_every``."""
+    """The diagnosed rounds, in order; empty for a run without ``diagnose_every``."""
     return read_lines(path / DIAGNOSTICS)
 
 
@@ -52,8 +52,8 @@ def read_course(folder: Path) -> list[RoundAnalysis]:
 
 
 def read_releases(path: Path) -> list[list[int]]:
-    """The clients of every release. A line cut short by a crash was never sent out; any other must be there, or epsilon
-    would be told too small."""
+    """The clients of every release. An incomplete line belongs to an aggregate that was never sent and is skipped. Any
+    other damage is an error, because epsilon would be underestimated."""
     file = path / RELEASES
     found: list[list[int]] = []
     for line in read_bytes(file, max_bytes()).split(b"\n") if is_there(file) else []:
@@ -64,7 +64,9 @@ def read_releases(path: Path) -> list[list[int]]:
                 continue
             clients = None
         if not isinstance(clients, list) or not all(type(client) is int and client >= 0 for client in clients):
-            raise BadInput(f"{file}: {line[:40]!r} is damaged: whose updates it counted is not known; restore the file")
+            raise BadInput(
+                f"{file}: the line {line[:40]!r} is damaged, so epsilon cannot be computed; restore the file"
+            )
         found.append(clients)
     return found
 
@@ -75,8 +77,8 @@ def parse_rounds(file: Path, numbered: Iterable[tuple[int, Record]]) -> list[Rou
 
 
 def read_lines(file: Path, rest: bool = False) -> list[Record]:
-    """Every record. A line cut short by a crash, without its end, is passed over; other damage is said, or with
-    ``rest`` ends the reading."""
+    """All records. An incomplete last line, as a crash leaves it, is skipped. Other damage raises BadInput or, with
+    ``rest``, ends the list."""
     records: list[Record] = []
     *lines, _ = read_bytes(file, max_bytes()).split(b"\n") if is_there(file) else [b""]
     for number, line in enumerate(lines, start=1):
@@ -87,7 +89,7 @@ def read_lines(file: Path, rest: bool = False) -> list[Record]:
         if not isinstance(record, dict) or type(record.get("round")) is not int:
             if rest:
                 break
-            raise BadInput(f"{file}: line {number} is damaged; restore the file, or remove what is not whole")
+            raise BadInput(f"{file}: line {number} is damaged; restore the file, or remove the damaged lines")
         records.append(record)
     return records
 
@@ -97,7 +99,7 @@ def join_lines(records: Iterable[Record]) -> bytes:
 
 
 def max_bytes() -> int:
-    """Bytes of records that can be read: they take some eight times as much memory as on disk."""
+    """The maximum size of a file of records: in memory they take about eight times as much as on disk."""
     return memory() // 8
 
 
@@ -108,6 +110,6 @@ def _parse_lines(file: Path, numbered: Iterable[tuple[int, Record]], parse: Call
             found.append(parse(line))
         except ValueError as error:
             raise BadInput(
-                f"{file}: line {number} is damaged: {error}; restore the file, or remove what is not whole"
+                f"{file}: line {number} is damaged: {error}; restore the file, or remove the damaged lines"
             ) from None
     return found

@@ -48,7 +48,7 @@ class EventRecord(Entries):
 
     @property
     def subject(self) -> str:
-        """To whom it happened, for a reader."""
+        """The client, node or round of the event, in words."""
         if self.client is not None:
             return f"client {self.client}"
         return "the round" if self.event == "void" else "a node"
@@ -145,7 +145,7 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json, which ``parse_summary`` reads.
 
-    Accuracies are the latest of every client, at the point where the method is judged.
+    Accuracies are the latest of every client, at the method's evaluation point.
     """
     point = method.reports
     key = f"{point}.accuracy"

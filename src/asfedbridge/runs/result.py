@@ -1,4 +1,4 @@
-"""What a finished run left: accuracies, clients, rounds; read from its folder."""
+"""The result of a finished run: accuracies, clients and rounds, read from its folder."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from asfedbridge.export.writer import Export
 
-Opener = Callable[[int], TrainedClient]  # by the client's id
+Opener = Callable[[int], TrainedClient]  # takes the client's id
 SHOWN = ("id", "kind", "model", "width", "T", "accuracy", "train", "test")
 
 
@@ -42,7 +42,7 @@ class ClientResult:
     model: str
     width: float
     T: int
-    accuracy: float | None  # in percent, of its backbone on its own test images; None: it was never drawn
+    accuracy: float | None  # of the backbone, in percent, on its own test images; None: never drawn
     train: int  # examples
     test: int
     folder: Path  # of the run
@@ -50,17 +50,17 @@ class ClientResult:
 
     @cached_property
     def trained(self) -> TrainedClient:
-        """What was trained; BadInput if it is not here."""
+        """The trained client; BadInput if its file is not available."""
         return self.opener(self.id)
 
     @property
     def card(self) -> ClientCard:
-        """What the client is and what its input must be."""
+        """What the client is and what input it expects."""
         return self.trained.card
 
     @property
     def module(self) -> "nn.Module":
-        """The backbone, in evaluation mode: normalised images in, an ``Output`` out; its ``.logits`` predict."""
+        """The backbone, in evaluation mode. Takes normalised images and returns an ``Output`` with ``.logits``."""
         return self.trained.module
 
     @property
@@ -135,7 +135,7 @@ class Result:
         return pandas.DataFrame(self.rounds)
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """For each kind of client and ``all``: (round, mean accuracy), at the point where the method is judged."""
+        """For each kind of client and ``all``: (round, mean accuracy), at the method's evaluation point."""
         key = f"{self.summary['point']}.accuracy"
         by_round: dict[int, list[RoundRecord]] = {}
         for record in self.rounds:
@@ -174,14 +174,14 @@ def load(
     trust: bool = False,
     data_root: str | Path | None = None,
 ) -> Result:
-    """The result of a finished run, from its folder alone.
+    """Load the result of a finished run from its folder.
 
     Args:
         folder: the run folder.
-        checkpoint: take clients as the last checkpoint has them, where the run has not ended or kept no client files.
-            This reads the run's data.
-        models: what makes models of your own that no plugin registers, by their names: functions, classes or modules.
-        trust: import such functions from where the client files say they are; this runs code.
+        checkpoint: use the clients of the last checkpoint, if the run is not finished or has no client files. This
+            reads the run's data.
+        models: your own models that no plugin registers, by name: functions or classes that make them, or modules.
+        trust: import the functions named in the client files; this executes their code.
         data_root: the folder of downloaded data sets, for ``checkpoint``.
 
     >>> run = afb.load("runs/mine")
@@ -200,7 +200,7 @@ def load(
         return Result(folder, *open_checkpoint(folder, find_data_root(str(data_root) if data_root else None)))
     if summary is None:
         raise BadInput(
-            f"{folder}: the run has not ended; finish it with resume=True, or take the clients of its last checkpoint "
+            f"{folder}: the run is not finished; finish it with resume=True, or use the clients of its last checkpoint "
             f"with checkpoint=True"
         )
     return Result(folder, summary, lambda client: load_client(folder, client, models=models, trust=trust))

@@ -49,26 +49,26 @@ def execute(
     setting: Setting | None = None,
     from_round: int | None = None,
 ) -> Summary:
-    """Play the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
+    """Execute the run in ``out`` to its end, from its last checkpoint if there is one; return the summary.
 
-    ``engine`` (local, pool) and ``workers`` (0: by its rule) say where clients work; the bits are the same. ``setting``
-    takes the place of what the specification says about data. A run that has ended already is not played again, and
-    its callbacks are not called; unless ``from_round`` says which of its checkpoints to go back to.
+    ``engine`` (local, pool) and ``workers`` (0: the default) determine where clients run and do not change the results.
+    ``setting`` replaces the data of the specification. A finished run is not repeated and its callbacks are not called,
+    unless ``from_round`` names a checkpoint to go back to.
     """
     watching = CallbackList(callbacks)
     device = pick_device(spec.device, spec.precision)
     prepare_process(spec.threads)
     if spec.method.mechanism:
-        load_library()  # to miss it now, not after training
+        load_library()  # a missing package must show now, not after training
     setting = setting or prepare(spec, data_root)
     with disk_faults(out), RunFolder(out, spec, resume) as folder:
         finished = read_summary(folder.path)
         if finished is not None and finished.data_fingerprint not in ("", setting.fingerprint):
-            raise BadInput(f"out={out}: the folder holds a finished run on other data; give another out")
+            raise BadInput(f"out={out}: the folder contains a finished run on other data; give another out")
         if finished is not None and from_round is None:
             return finished
         if device.type == "cpu" and any(c.kind == "snn" for c in setting.clients):
-            # Here, once, and not in every worker.
+            # Once here, instead of in every worker.
             compile_kernels(lambda: watching.wait("compiling spiking kernels (on first use only)"))
         with closing(make_engine(engine, spec, setting, folder, device, watching, workers)) as started:
             return play(spec, setting, folder, watching, started, diagnose=started.diagnose, from_round=from_round)
@@ -76,16 +76,16 @@ def execute(
 
 @contextmanager
 def disk_faults(out: Path) -> Iterator[None]:
-    """Turn what a full or failing disk raises in the run folder into one line."""
+    """Convert errors of a full or failing disk in the run folder to one line."""
     try:
         yield
     except (ConnectionError, TimeoutError):
-        raise  # of a network
+        raise  # network errors
     except OSError as error:
         if error.filename is not None and not Path(os.fsdecode(error.filename)).absolute().is_relative_to(
             out.absolute()
         ):
-            raise  # of a method, a model or a callback, not of the run folder
+            raise  # an error of a method, model or callback, not of the run folder
         raise BadInput(
             f"out={out}: cannot write ({error.strerror or error}); free or change the disk, then continue with "
             f"resume=True"
@@ -124,11 +124,10 @@ def play(
     diagnose: Diagnose | None = None,
     from_round: int | None = None,
 ) -> Summary:
-    """The remaining rounds, on any engine; with ``tolerance``, on one whose clients are on other machines.
+    """Execute the remaining rounds on any engine. ``tolerance`` is for an engine whose clients are on other machines.
 
-    ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's, for ``diagnose_every``.
-    ``from_round`` is the checkpoint to go back to. Afterwards the folder is free for another process, or for a resume
-    in this one.
+    ``early`` events happened before the first of these rounds. ``diagnose`` is the engine's method for
+    ``diagnose_every``. ``from_round`` is the checkpoint to go back to. Afterwards the folder is unlocked.
     """
     method, task = spec.method, setting.task
     identity = setting.identity(spec) | ({"states": "nodes"} if tolerance else {})
@@ -139,14 +138,14 @@ def play(
         begin = time.perf_counter() - (restored.seconds if restored else 0.0)
         run = Run(spec, setting, folder.path, start, played=start, server=server or {})
         checkpointer = Checkpointer(folder, engine, identity, begin, spec.keep_checkpoints)
-        # In this order: a release counts before anything of its round is kept, and a checkpoint refers to the records.
+        # In this order: a release is recorded before anything else of its round, and a checkpoint refers to records.
         parts: list[Callback] = [PrivacyLedger(folder)] if method.mechanism else []
         parts += [Recorder(folder, restored.records if restored else ""), TensorBoard()]
         if spec.diagnose_every and diagnose:
             parts.append(Diagnostics(folder, spec.diagnose_every, diagnose))
         callbacks.begin(run, [*parts, checkpointer])
         if tolerance:
-            for told in read_events(folder.path):  # of the rounds before this one
+            for told in read_events(folder.path):  # those of earlier rounds
                 tolerance.note(told.round, told.event, told.client)
             for record in run.records:
                 tolerance.quarantine.note_delivery(record.client, record.round)
@@ -168,7 +167,7 @@ def play(
                 callbacks.check()
             return bool(run.stopped)
 
-        rounds = start if start and run.stopped else None  # stopped before it was interrupted
+        rounds = start if start and run.stopped else None  # a callback had stopped the run before it was interrupted
         federate(method, task, engine, after_round, spec.participation, start, server, tolerance, rounds)
         summary = _summarise(run, engine, identity, time.perf_counter() - begin)
         folder.write_summary(summary)
@@ -178,7 +177,7 @@ def play(
 
 @contextmanager
 def _held(folder: RunFolder, callbacks: CallbackList) -> Iterator[None]:
-    """Frees the folder afterwards; tells the callbacks if the run fails."""
+    """Unlocks the folder afterwards; notifies the callbacks if the run fails."""
     try:
         yield
     except BaseException as error:
@@ -191,10 +190,10 @@ def _held(folder: RunFolder, callbacks: CallbackList) -> Iterator[None]:
 def _restore(
     spec: Spec, folder: RunFolder, engine: Engine, identity: Mapping[str, str], from_round: int | None
 ) -> checkpoint.Checkpoint | None:
-    """Brings the engine to the last checkpoint, or to the one of ``from_round``; None if there is none."""
+    """Restores the last checkpoint, or that of ``from_round``; returns None if there is none."""
     if from_round is not None:
         chosen = checkpoint.find(folder.checkpoints, from_round)
-        checkpoint.read(chosen, identity)  # it is there, and good
+        checkpoint.read(chosen, identity)  # raises if it is missing or damaged
         folder.reopen()
     restored = checkpoint.load(
         folder.checkpoints,
@@ -206,7 +205,7 @@ def _restore(
     )
     if restored and not 0 <= restored.next_round <= spec.rounds:
         raise BadInput(
-            f"{folder.checkpoints}: the checkpoint is of round {restored.next_round} of {spec.rounds}; "
+            f"{folder.checkpoints}: the checkpoint is for round {restored.next_round}, but the run has {spec.rounds}; "
             f"restore it, or give another out"
         )
     return restored
@@ -229,7 +228,7 @@ def _summarise(run: Run, engine: Engine, identity: Mapping[str, str], seconds: f
         "wall_seconds": seconds,
     }
     entries = summarise(spec.method, engine.clients(), run.records, about)
-    # Who holds which class.
+    # The number of training images of each class.
     for entry, shard in zip(entries["clients"], setting.shards, strict=bool(setting.shards)):
         entry["labels"] = torch.bincount(shard.y_train, minlength=setting.task.classes).tolist()
     return parse_summary(entries, folder / SUMMARY)

@@ -21,33 +21,33 @@ from asfedbridge.models.zoo import check_backbone
 from asfedbridge.runs.fleet import one_of_each, parse_fleet
 from asfedbridge.runs.spec import IN_PYTHON, ON_NODES, Spec, check_device
 
-PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images whatever the run's seed
+PROBE_IMAGES, PROBE_SEED = 1000, 42  # the same images for every seed of a run
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A specification brought to life: the task, who takes part, and their data."""
+    """The task, the clients and their data."""
 
     task: Task
     clients: list[ClientInfo]
-    shards: list[Shard]  # empty where the data are elsewhere
+    shards: list[Shard]  # empty if the data are on nodes
     fingerprint: str  # of the data
     partition: str  # digest of the indices
     probe: Shard  # test images that all clients can be compared on
-    notes: tuple[str, ...] = ()  # what a reader of the results should know
-    classes: tuple[str, ...] = ()  # their names; empty where they are not known here
+    notes: tuple[str, ...] = ()  # remarks for readers of the results
+    classes: tuple[str, ...] = ()  # class names; empty if unknown
 
     def identity(self, spec: Spec) -> dict[str, str]:
-        """What a checkpoint belongs to."""
+        """Identifies the run that a checkpoint belongs to."""
         return {"specification": spec.digest(), "data": self.fingerprint, "partition": self.partition}
 
 
 def prepare(spec: Spec, data_root: Path) -> Setting:
-    """Load and split the data and check all that can be checked before training."""
+    """Load and partition the data; run all checks that are possible before training."""
     if spec.data == ON_NODES:
-        raise BadInput("data=nodes: they are on the nodes of a network; begin with `asfedbridge flower init DIR`")
+        raise BadInput("data=nodes: the data are on the nodes of a network; start with `asfedbridge flower init DIR`")
     if spec.data == IN_PYTHON:
-        raise BadInput("data=python: they are objects of a script; run the script that made the federation")
+        raise BadInput("data=python: the data are objects of a script; run the script that made the federation")
     framing = Framing(spec.T, spec.frames_by)
     dataset = load(spec.data, data_root, spec.image_size, spec.augment, spec.skip_damaged, framing)
     dataset = take_per_class(dataset, spec.train_per_class, spec.test_per_class)
@@ -85,7 +85,7 @@ def prepare(spec: Spec, data_root: Path) -> Setting:
 def make_task(
     spec: Spec, classes: int, channels: int, image_size: int, frames: int, fleet: Sequence[ClientInfo]
 ) -> Task:
-    """What all participants agree on, from the specification and the shape of the data."""
+    """The task of all participants, from the specification and the shape of the data."""
     shared = {f.name for f in dataclasses.fields(Task)} & {f.name for f in dataclasses.fields(Spec)} - {"image_size"}
     own = {name: getattr(spec, name) for name in shared}
     task = Task(classes=classes, channels=channels, image_size=image_size, frames=frames, **own)
@@ -93,8 +93,8 @@ def make_task(
 
 
 def pick_device(name: str, precision: Precision = "fp32") -> torch.device:
-    """The device of a specification, or BadInput if it is not here or does not compute in this precision."""
-    check_device(name)  # of a node it does not come from a specification
+    """The torch device; BadInput if it is not available or does not support this precision."""
+    check_device(name)  # a node's device does not come from a validated specification
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if found else "cpu"

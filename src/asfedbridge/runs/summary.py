@@ -40,7 +40,7 @@ class StoppedEarly:
 
 @dataclass(frozen=True)
 class Summary(Entries):
-    """The results of a run. Accuracies are in percent, at the point where the method is judged.
+    """The results of a run. Accuracies are in percent, at the method's evaluation point.
 
     Also a mapping of all entries of ``summary.json``, including those without an attribute.
     """
@@ -48,11 +48,11 @@ class Summary(Entries):
     method: str
     data: str
     seed: int
-    rounds: int  # of the specification
+    rounds: int  # as specified
     engine: str
     partition: str
     alpha: float
-    holdout: float  # share of the training images that clients are judged on; 0: the test images
+    holdout: float  # share of the training images that clients are evaluated on; 0: the test images
     bn_buffers: str
     point: str
     accuracy: Means

@@ -1,4 +1,4 @@
-"""Trained clients in use: predictions on images of any source, and how good they are. Needs no training data."""
+"""Trained clients: prediction, evaluation and export. The training data are not needed."""
 
 import statistics
 import time
@@ -33,19 +33,19 @@ from asfedbridge.runs.labelled import read_labelled, reader_for
 if TYPE_CHECKING:
     from asfedbridge.export.writer import Export
 
-TIMED, WARM_UP = 20, 3  # single images
+TIMED, WARM_UP = 20, 3  # single images for the latency
 FIRED = 256  # images whose spikes are counted
-Tell = Callable[[int], None]  # how many images are done
+Tell = Callable[[int], None]  # called with the number of images done
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a client says of N images."""
+    """Predictions for N images."""
 
     labels: np.ndarray  # int64 [N]
-    names: list[str]  # of the predicted classes
+    names: list[str]  # predicted classes
     probabilities: np.ndarray  # float32 [N, classes]
-    inputs: list[str]  # what each image is called: its file, or its place
+    inputs: list[str]  # for each image, its file or its position
 
     def __len__(self) -> int:
         return len(self.names)
@@ -53,23 +53,23 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a client is on a set of labelled images. Accuracies and calibration error are in percent."""
+    """Metrics of a client on labelled images. Accuracies and calibration error are in percent."""
 
     images: int
     accuracy: float
     per_class: dict[str, float | None]  # None: no image of this class
     confusion: list[list[int]]  # rows: the label, columns: the prediction, in the order of the card's classes
     ece: float  # expected calibration error, 15 bins
-    latency_ms: float  # of one image alone, the median on this machine
-    spikes: float | None  # that enter layers with weights, per image; None: it is no SNN
-    sops: float | None  # synaptic operations that they cause, per image
+    latency_ms: float  # of a single image, median, on this machine
+    spikes: float | None  # input spikes of all layers with weights, per image; None: not an SNN
+    sops: float | None  # synaptic operations caused by these spikes, per image
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class TrainedClient:
-    """A trained client. ``card`` says what it is; ``module`` is its backbone, ``bridge`` its Bridge, if it has one."""
+    """A trained client. ``card`` describes it; ``module`` is its backbone, ``bridge`` its Bridge or None."""
 
     def __init__(self, card: ClientCard, client: Client, method: Method) -> None:
         self.card, self._client, self._method = card, client, method
@@ -78,7 +78,7 @@ class TrainedClient:
 
     @property
     def module(self) -> nn.Module:
-        """In evaluation mode. Takes normalised images and returns an ``Output``; its ``.logits`` is the prediction."""
+        """The backbone, in evaluation mode. Takes normalised images and returns an ``Output`` with ``.logits``."""
         return self._client.backbone
 
     @property
@@ -86,10 +86,11 @@ class TrainedClient:
         return next((m for m in self._client.modules.values() if isinstance(m, Bridge)), None)
 
     def predict(self, images: Any, fused: bool = False, tell: Tell | None = None) -> Prediction:
-        """Classes of images: uint8 arrays [N, H, W, C] or [H, W, C], PIL images, paths of files or folders, event
+        """Classify images: uint8 arrays [N, H, W, C] or [H, W, C], PIL images, paths of files or folders, event
         recordings (paths, or mappings of x, y, p, t), or a list of these.
 
-        ``fused``: the mean probability of the backbone and the network beside it, by the client's own weight.
+        ``fused``: average the class probabilities of the backbone and the client's second network (the Bridge, for
+        AS-FedBridge), with the client's own weight.
         """
         predict = self._predictor(fused)
         inputs: list[str] = []
@@ -101,15 +102,14 @@ class TrainedClient:
             if tell:
                 tell(len(inputs))
         if not inputs:
-            raise BadInput("images: there is none; give at least one")
+            raise BadInput("images: no images were given; give at least one")
         probabilities = F.softmax(torch.cat(logits), dim=1)
         labels = probabilities.argmax(dim=1)
         return Prediction(labels.numpy(), [self.card.classes[k] for k in labels], probabilities.numpy(), inputs)
 
     def evaluate(self, data: Any, fused: bool = False, data_root: str | Path | None = None) -> Evaluation:
-        """Accuracy and more on labelled images: the name of a data source (its test images, matched by the names of
-        their classes), a ``Dataset``, or a pair (images, labels) with images as for ``predict`` and labels as numbers
-        or names.
+        """Evaluate on labelled images: the name of a data source (its test images; classes are matched by name), a
+        ``Dataset``, or a pair (images, labels) with images as for ``predict`` and labels as numbers or names.
 
         The expected calibration error is sum_b |B_b| / N * |accuracy(B_b) - confidence(B_b)| over 15 equal bins of the
         largest probability. Latency is measured on single images, spikes on the first 256.
@@ -126,11 +126,12 @@ class TrainedClient:
         data: Any = None,
         data_root: str | Path | None = None,
     ) -> "Export":
-        """Write the backbone, or with ``bridge`` the Bridge, for other programs, with a model card beside it.
+        """Export the backbone, or with ``bridge`` the Bridge, and write a model card next to it.
 
-        The suffix of ``path`` is the format: ``.pt2`` and ``.safetensors`` (torch), ``.onnx`` or ``.nir``. ``verify``
-        runs the file in other runtimes and keeps the largest difference of logits of each. ``data``: labelled images
-        for that and for the card, as for ``evaluate`` (default: the test images of the run's data, if they are here).
+        The suffix of ``path`` selects the format: ``.pt2`` or ``.safetensors`` (torch), ``.onnx`` or ``.nir``.
+        ``verify`` runs the file in other runtimes and records the largest difference in logits for each. ``data``:
+        labelled images for ``verify`` and the card, as for ``evaluate`` (default: the test images of the run's data, if
+        available).
         """
         from asfedbridge.runs.exporting import export_client  # torch.export and fx are slow to import
 
@@ -138,7 +139,7 @@ class TrainedClient:
         return export_client(self, path, **options)
 
     def judge(self, pixels: Images, labels: Tensor, fused: bool = False) -> Evaluation:
-        """The same, of 8-bit images of the network's channels and size."""
+        """Like ``evaluate``, on 8-bit images that already have the network's channels and size."""
         own = self._shard(pixels, labels)
         answers = answer(self._client, self._predictor(fused), own)
         found = judge(*answers)
@@ -155,7 +156,7 @@ class TrainedClient:
         )
 
     def accuracy_on(self, pixels: Images, labels: Tensor) -> float:
-        """In percent, of the backbone."""
+        """Accuracy of the backbone in percent."""
         return judge(*answer(self._client, self._predictor(False), self._shard(pixels, labels))).accuracy
 
     def _shard(self, pixels: Images, labels: Tensor) -> Shard:
@@ -175,13 +176,13 @@ class TrainedClient:
             return own
         partner = method.client_models(client).get(method.fused_with) if self.card.extras else None
         if partner is None:
-            why = "its file was written without one" if method.fused_with else f"{method.name} gives it none"
-            raise BadInput(f"fused: {self.card.label} has no network beside its backbone ({why}); leave fused out")
+            why = "its file does not contain it" if method.fused_with else f"{method.name} has none"
+            raise BadInput(f"fused: {self.card.label} has no second network ({why}); leave fused out")
         weight = ensemble.EQUAL if self.card.fused_weight is None else self.card.fused_weight
         return lambda x: ensemble.mix(own(x).float().cpu(), partner(x).float().cpu(), weight)
 
     def _together(self, named: Iterator[Named]) -> Iterator[Named]:
-        """Images of one size as batches."""
+        """Join images of one size into batches."""
         names: list[str] = []
         pixels: list[Tensor] = []
         for one in named:
@@ -195,7 +196,7 @@ class TrainedClient:
 
     @torch.inference_mode()
     def _time(self, shard: Shard, fused: bool) -> float:
-        """Milliseconds for one image."""
+        """Median milliseconds for one image."""
         client, predict = self._client, self._predictor(fused)
         images = [client.place(x) for x, _ in islice(shard.test_batches(1), TIMED)]
         taken = []
@@ -216,6 +217,6 @@ class TrainedClient:
 
 
 def open_client(path: Path, models: Models | None = None, trust: bool = False) -> TrainedClient:
-    """From either of its two files."""
+    """Open a trained client from either of its two files."""
     card, tensors = read_client(path)
     return TrainedClient(card, rebuild_client(card, tensors, models=models, trust=trust), method_of(card))

@@ -179,7 +179,7 @@ def fetch(name: str, root: Path, progress: Progress = lambda name, done, total: 
 
 
 def describe(root: Path | None = None) -> list[tuple[str, str, str]]:
-    """(name, description, origin) of every source. With `root`, the origin says if the files are there."""
+    """(name, description, origin) of every source. With `root`, the origin says whether the files are available."""
     rows = []
     for name, source in SOURCES.items():
         origin = source.origin or f"asfedbridge data fetch {name}"

@@ -14,7 +14,7 @@ from asfedbridge.runs.records import RoundRecord
 class Checkpointer(Callback):
     """Must come after the recorder: a checkpoint holds the checksum of the records up to it.
 
-    ``began``: the start of the run in ``time.perf_counter``, shifted back by the time before it was resumed.
+    ``began``: the start time by ``time.perf_counter``, minus the duration of the run before it was resumed.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from asfedbridge.runs.records import RoundRecord, group_means
 class EarlyStopping(Callback):
     """Stops when ``metric`` has not improved by more than ``min_delta`` in ``patience`` evaluated rounds.
 
-    ``metric`` is a number of the records, averaged over the clients of a round: ``accuracy`` (at the point where the
-    method is judged), ``trained.accuracy``, a loss, ... Rounds without it do not count. ``mode="min"`` is for numbers
+    ``metric`` is a number of the records, averaged over the clients of a round: ``accuracy`` (at the method's
+    evaluation point), ``trained.accuracy``, a loss, ... Rounds without it do not count. ``mode="min"`` is for numbers
     that should decrease. A resumed run stops in the same round: the state is computed from the records.
     """
 

@@ -27,7 +27,7 @@ class RoundLogger(Callback):
     """
 
     name: str
-    _id = ""  # of the tracker's run, once there is one
+    _id = ""  # id of the tracker's run, once it exists
     _next = 0  # the first round that the tracker does not have
 
     @abstractmethod
@@ -39,7 +39,7 @@ class RoundLogger(Callback):
 
     @abstractmethod
     def close(self, outcome: Outcome, results: Mapping[str, Any]) -> None:
-        """``results``: the numbers of the summary; empty without one."""
+        """``results``: the numbers of the summary; empty if the run failed."""
 
     def on_run_begin(self, run: Run) -> None:
         self._file = run.path / f"{self.name}.json"
