@@ -96,7 +96,7 @@ def test_a_terminal_shows_every_client_at_work() -> None:
     progress.on_epoch_end(run, CLIENTS[1], "extract", 0, 2, {"ce": 2.25})
     assert status() == "round 1/2 [..........] 0 %  0/2 clients, now 0 ann, 1 snn extract 1/2"
     progress.on_turn_end(run, CLIENTS[0])
-    assert status() == "round 1/2 [..........] 0 %  1/2 clients, now 1 snn extract 1/2"
+    assert status() == "round 1/2 [##........] 25 %  1/2 clients, now 1 snn extract 1/2"
     progress.on_turn_end(run, CLIENTS[1])
     progress.on_round_end(run, Round(0, 2), records(0, "trained", 10.0, 30.0))
     run.stop("enough")

@@ -114,8 +114,10 @@ class Progress(Callback):
         self.stream.flush()
 
     def _part(self) -> float:
-        """The part of the current round that is done, by the number of epochs in the last one."""
-        return min(1.0, self.epochs_done / self.epochs_per_round) if self.epochs_per_round else 0.0
+        """The part of the current round that is done: by the epochs of the last one, in the first round by clients."""
+        if self.epochs_per_round:
+            return min(1.0, self.epochs_done / self.epochs_per_round)
+        return min(1.0, self.turns_done / self.turns) if self.turns else 0.0
 
     def _bar(self) -> str:
         done = min(1.0, (self.next_round + self._part()) / self.total)
