@@ -1,5 +1,6 @@
 """What stands in the way of new users: each of these once did."""
 
+import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from asfedbridge.core.method import METHODS
 from asfedbridge.core.task import Neuron, Optimiser
 from asfedbridge.kernels.dispatch import noticing_compilation
 from asfedbridge.models import zoo
-from asfedbridge.paper.experiments import find_experiment
+from asfedbridge.paper.experiments import EXPERIMENTS, find_experiment
 from asfedbridge.paper.grid import Bench
-from asfedbridge.report.experiment_tables import collect, render
+from asfedbridge.report.cost_tables import experiment_costs
+from asfedbridge.report.experiment_tables import collect, tables, to_csv
 from asfedbridge.runs import keys
 from asfedbridge.runs.spec import Spec
 
@@ -92,14 +94,20 @@ def test_compilation_is_told_only_when_it_happens() -> None:
     assert told == ["first"]
 
 
-def test_smoke_tables_name_the_data_that_were_used(tmp_path: Path) -> None:
-    for name in ("main", "scale"):
-        experiment = find_experiment(name)
-        cells = experiment.cells(Bench("smoke"))
-        page = render(experiment, collect(cells, [0], tmp_path, {}), "asfedbridge")
-        assert "digits (in place of cifar10)" in page
-        assert "vs paper" not in page
-        assert "paper ANN" not in page
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke_tables_name_the_data_that_were_used_and_no_values_of_the_paper(name: str, tmp_path: Path) -> None:
+    experiment = find_experiment(name)
+    cells = experiment.cells(Bench("smoke"))
+    results = collect(cells, [0], tmp_path, {})
+    measured = experiment_costs(experiment, cells, [0], tmp_path, {}) if experiment.costs and cells else []
+    assert {cell.spec.data for cell in cells} <= {"digits"}
+    shown = [*tables(results), *measured]
+    words = [word for one in shown for word in (one.title, one.note, *(cell for row in one.rows for cell in row))]
+    words += [row[1] for row in csv.reader(to_csv(results).splitlines()[1:])]
+    assert not [word for word in words if "paper" in word.lower()]
+    named = [word for word in words if "cifar" in word or "imagenet" in word]
+    assert all(word.startswith("digits (in place of ") for word in named)
+    assert named or not {cell.column for cell in cells} & {"cifar10", "cifar100", "tiny-imagenet"}
 
 
 def test_a_dry_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -28,7 +28,7 @@ CHOOSE = """(label, value) => {
   field.value = value;
   field.dispatchEvent(new Event('input', { bubbles: true }));
 }"""
-LINES = "[...document.querySelectorAll('#overview .line')].filter((l) => l.getClientRects().length)"
+LINES = "[...document.querySelectorAll('#overview .line[data-points]')].filter((l) => l.getClientRects().length)"
 
 
 @pytest.fixture(scope="module")

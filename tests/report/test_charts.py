@@ -58,7 +58,13 @@ def test_contrast_of_black_on_white() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 100, [0, 20, 40, 60, 80, 100]), (0.31, 0.8, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]), (5, 5, [5, 6]), (0, 0, [0, 0.2])],
+    [
+        (0, 100, [0, 20, 40, 60, 80, 100]),
+        (0.31, 0.8, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]),
+        (25, 85, [20, 30, 40, 50, 60, 70, 80, 90]),
+        (5, 5, [5, 6]),
+        (0, 0, [0, 0.2]),
+    ],
 )
 def test_ticks(low: float, high: float, expected: list[float]) -> None:
     found = ticks(low, high)
@@ -190,6 +196,13 @@ def test_a_mean_over_runs_has_the_rounds_of_all() -> None:
         Mean(2, 20.0, 0.0),
     ]
     assert average([]) == []
+
+
+def test_no_band_covers_a_line() -> None:
+    lines = [Line(str(i), [(0, 1.0), (1, 2.0)], palette.cycle(i), f"run-{i}", band=[0.5, 0.5]) for i in range(2)]
+    svg = line_chart(lines, "rounds", "chart")
+    assert svg.rindex('class="band') < svg.index("data-points")
+    assert svg.count('data-run="run-1"') == 2  # the page's script hides a line with its band
 
 
 def test_a_band_fits_into_the_chart() -> None:

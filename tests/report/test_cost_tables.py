@@ -69,3 +69,4 @@ def test_a_run_has_only_the_models_of_its_clients() -> None:
     client = ClientSummary(0, "ann", ann.model, ann.width, ann.T, ann.bits, 50.0, 1, 1)
     assert len(table.models) > 1
     assert of_clients(table, [client]).models == (ann,)
+    assert "BitOPs" not in " ".join(model_rows(of_clients(table, [client]))[0])

@@ -202,8 +202,9 @@ def test_a_run_that_was_stopped_early_is_marked(tmp_path: Path) -> None:
     (tmp_path / "stopped" / "summary.json").write_text(json.dumps(summary | stop))
     page = read(tmp_path)
     assert page.text.count("2 of 3 rounds") == 2  # in the head of its section, and the note below
+    assert "stopped early after 2 of 3 rounds" in page.text
     assert "Stopped early, after 2 of 3 rounds: accuracy did not rise" in page.text
-    assert [row[page.tables[0][0].index("rounds")] for row in page.tables[0][1:]] == ["2 of 3", "3"]
+    assert [row[page.tables[0][0].index("rounds")] for row in page.tables[0][1:]] == ["2 of 3, stopped early", "3"]
 
 
 def test_many_runs_are_compared(tmp_path: Path) -> None:

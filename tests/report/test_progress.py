@@ -77,9 +77,40 @@ def test_a_log_leaves_out_rounds_that_follow_at_once() -> None:
 
 def test_a_terminal_has_a_status_line_for_every_epoch() -> None:
     text = play(Terminal())
-    assert "round 1/2 [....................] 0 %  client 0 ann extract 1/1  ce 2.250" in text
-    assert "round 2/2 [####################] 100 %" in text  # as many epochs as in the round before
+    assert "round 1/2 [..........] 0 %  0/2 clients, now 0 ann extract 1/1  ce 2.250" in text
+    assert "round 2/2 [##########] 100 %" in text  # as many epochs as in the round before
     assert text.count("\n") == 4
+
+
+def test_a_terminal_shows_every_client_at_work() -> None:
+    """With worker processes, turns of clients overlap."""
+    stream = Terminal()
+    progress, run = Progress(stream), Run(SPEC, SETTING, Path("run"), 0)
+    progress.on_run_begin(run)
+
+    def status() -> str:
+        return stream.getvalue().rpartition("\r\x1b[2K")[2]
+
+    progress.on_turn_begin(run, CLIENTS[0])
+    progress.on_turn_begin(run, CLIENTS[1])
+    progress.on_epoch_end(run, CLIENTS[1], "extract", 0, 2, {"ce": 2.25})
+    assert status() == "round 1/2 [..........] 0 %  0/2 clients, now 0 ann, 1 snn extract 1/2"
+    progress.on_turn_end(run, CLIENTS[0])
+    assert status() == "round 1/2 [##........] 25 %  1/2 clients, now 1 snn extract 1/2"
+    progress.on_turn_end(run, CLIENTS[1])
+    progress.on_round_end(run, Round(0, 2), records(0, "trained", 10.0, 30.0))
+    run.stop("enough")
+    progress.on_turn_begin(run, CLIENTS[0])
+    assert status().startswith("closing visit")
+    assert status().endswith("0/2 clients, now 0 ann")
+
+
+def test_turns_write_nothing_to_a_log() -> None:
+    stream = io.StringIO()
+    progress, run = Progress(stream), Run(SPEC, SETTING, Path("run"), 0)
+    progress.on_turn_begin(run, CLIENTS[0])
+    progress.on_turn_end(run, CLIENTS[0])
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("topic", ["methods", "models", "data", "recipes"])

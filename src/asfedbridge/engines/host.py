@@ -18,6 +18,7 @@ from asfedbridge.engines import files
 from asfedbridge.engines.turn import build_client, take_turn
 
 Progress = Callable[[ClientInfo, str, int, int, dict[str, float]], None]  # client, stage, epoch, epochs, losses
+Turns = Callable[[ClientInfo, bool], None]  # client, and whether its turn has ended
 Reader = Callable[[Client], Payload]  # reads diagnostics from a client, in the client's process
 Keep = Callable[[Client, Round, Mapping[str, float]], None]  # saves a trained client, in the client's process
 STATE_NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")

@@ -10,7 +10,7 @@ from asfedbridge.core.client import Shard
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload
-from asfedbridge.engines.host import ClientHost, Keep, Progress, Reader
+from asfedbridge.engines.host import ClientHost, Keep, Progress, Reader, Turns
 
 
 class LocalEngine:
@@ -29,8 +29,9 @@ class LocalEngine:
         folder: Path | None = None,
         reader: Reader | None = None,
         keep: Keep | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        self._infos = list(infos)
+        self._infos, self._turns = list(infos), turns
         self.host = ClientHost(
             method,
             task,
@@ -51,7 +52,17 @@ class LocalEngine:
         return self._infos
 
     def train(self, rnd: Round, downs: Mapping[int, Payload]) -> dict[int, Upload]:
-        return {i: self.host.turn(i, downs[i], rnd) for i in downs}
+        return {i: self._turn(i, downs[i], rnd) for i in downs}
+
+    def _turn(self, client: int, down: Payload, rnd: Round) -> Upload:
+        self._note(client, ended=False)
+        upload = self.host.turn(client, down, rnd)
+        self._note(client, ended=True)
+        return upload
+
+    def _note(self, client: int, ended: bool) -> None:
+        if self._turns:
+            self._turns(self.host.infos[client], ended)
 
     def diagnose(self, clients: Iterable[int]) -> dict[int, Payload]:
         """Diagnostics of these clients. The Flower engine has no such method: features must not leave a node."""

@@ -21,7 +21,7 @@ from asfedbridge.core.payload import Payload
 from asfedbridge.core.plugins import FILES
 from asfedbridge.core.process import block_terminal_signals, count_cores
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload, first_of_each
-from asfedbridge.engines.host import Keep, Progress, Reader, owner, temporary_folder
+from asfedbridge.engines.host import Keep, Progress, Reader, Turns, owner, temporary_folder
 from asfedbridge.engines.process import is_stopped, worker_context
 from asfedbridge.engines.wire import pack, unpack
 from asfedbridge.engines.worker import IMPORTABLE, Assignment, serve
@@ -96,12 +96,13 @@ class PoolEngine:
         threads: int = 0,
         reader: Reader | None = None,
         keep: Keep | None = None,
+        turns: Turns | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         """``tell`` is called with a readable line when a worker is stopped."""
         self._tell, self._looked = tell, time.monotonic()
         self._infos = {info.id: info for info in infos}
-        self._progress = progress
+        self._progress, self._turns = progress, turns
         at_work = at_work or len(self._infos)
         workers, self._threads = allot(task, infos, at_work, workers, threads)
         everybody = at_work >= len(self._infos)
@@ -146,8 +147,17 @@ class PoolEngine:
         def ask(worker: Worker, i: int) -> None:
             request = {"do": "turn", "client": i, "round": [rnd.index, rnd.total]}
             self._ask(worker, f"while {worker.clients[i].label} was in round {rnd.index}", request, downs[i])
+            self._note(i, ended=False)
 
-        return {h["client"]: Upload(tensors, h["metrics"]) for h, tensors in self._visit(downs, ask)}
+        uploads = {}
+        for header, tensors in self._visit(downs, ask):
+            uploads[header["client"]] = Upload(tensors, header["metrics"])
+            self._note(header["client"], ended=True)
+        return uploads
+
+    def _note(self, client: int, ended: bool) -> None:
+        if self._turns:
+            self._turns(self._infos[client], ended)
 
     def diagnose(self, clients: Collection[int]) -> dict[int, Payload]:
         """As for the local engine."""
@@ -161,7 +171,10 @@ class PoolEngine:
     def _visit(
         self, clients: Collection[int], ask: Callable[[Worker, int], None]
     ) -> Iterator[tuple[dict[str, Any], Payload]]:
-        """Ask every worker for its clients one after the other; yields answers as they arrive."""
+        """Ask every worker for its clients one after the other; yields answers as they arrive.
+
+        The worker continues with its next client when the caller asks for the next answer.
+        """
         queues = {w.number: deque(i for i in w.clients if i in clients) for w in self._workers}
 
         def go_on(worker: Worker) -> None:
@@ -171,8 +184,8 @@ class PoolEngine:
         for worker in self._workers:
             go_on(worker)
         for worker, header, tensors in self._answers():
-            go_on(worker)
             yield header, tensors
+            go_on(worker)
 
     def save(self) -> Mapping[str, str]:
         for worker in self._workers:

@@ -118,7 +118,7 @@ AVERAGING: dict[str, tuple[str, dict[str, Any]]] = {
     "averaging",
     "Direct and isolated FedAvg, IID: BatchNorm statistics and evaluation point",
     "Isolated averaging is far above Standalone; direct averaging over ANN and SNN collapses. "
-    "(The paper does not say how it treats BatchNorm statistics; its values stand beside both policies.)",
+    "(The paper does not say how it treats BatchNorm statistics: its values may be of either policy.)",
 )
 def _averaging(bench: Bench) -> list[Cell]:
     cells = []

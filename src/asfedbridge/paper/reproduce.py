@@ -73,7 +73,8 @@ class Job:
 
     @property
     def label(self) -> str:
-        return f"{self.folder.name} (seed {self.spec.seed})"
+        name, seed = self.folder.name, self.spec.seed
+        return name if name.endswith(f"seed={seed}") else f"{name} (seed {seed})"
 
     def summary(self) -> Summary | None:
         return read_summary(self.folder)

@@ -51,7 +51,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     span = (high - low) or abs(high) or 1.0
     rough = span / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.8)
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)
     return [round(i * step, 12) for i in range(first, last + 1)]
@@ -89,11 +89,9 @@ def line_chart(
         axes.append(tag("text", _tick(x), x=place(x, y_low)[0], y=foot + 17, class_="middle"))
     if frame is not SMALL:
         axes.append(tag("text", x_label, x=right, y=frame.height - 2, class_="end"))
-    drawn = [
-        _draw(line, [place(x, y) for x, y in line.points], [place(x, y) for x, y in _border(line)])
-        for line in lines
-        if line.points
-    ]
+    # Bands first, so that they cover no line.
+    drawn = [_draw_band(line, [place(x, y) for x, y in _border(line)]) for line in lines if line.band]
+    drawn += [_draw(line, [place(x, y) for x, y in line.points]) for line in lines if line.points]
     return tag(
         "svg",
         axes,
@@ -160,14 +158,22 @@ def _path(placed: Points) -> str:
     return "M" + "L".join(f"{show(x)},{show(y)}" for x, y in placed)
 
 
-def _draw(line: Line, placed: Points, border: Points) -> Markup:
+def _draw(line: Line, placed: Points) -> Markup:
+    points = " ".join(f"{x:.4g},{y:.4g}" for x, y in line.points) if line.label else None
+    return _grouped(line, join(_stroke(_path(placed), line.style), _marker(*placed[-1], line.style)), points)
+
+
+def _draw_band(line: Line, border: Points) -> Markup:
+    return _grouped(line, tag("path", d=f"{_path(border)}z", class_=f"band s{line.style.colour} f{line.style.colour}"))
+
+
+def _grouped(line: Line, content: Markup, points: str | None = None) -> Markup:
+    """What is drawn of a line, with the names by which the page's script finds it."""
     return tag(
         "g",
-        _stroke(_path(placed), line.style),
-        tag("path", d=f"{_path(border)}z", class_=f"band f{line.style.colour}") if border else None,
-        _marker(*placed[-1], line.style),
+        content,
         class_="line",
-        data_points=" ".join(f"{x:.4g},{y:.4g}" for x, y in line.points) if line.label else None,
+        data_points=points,
         data_label=line.label,
         data_run=line.run or None,
         data_group=line.group or None,

@@ -57,7 +57,8 @@ def _each(
     lines = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         for group, points in run.curves.groups.items():
-            label = f"{name}, {run.data}, seed {run.summary.seed}{'' if run.finished else ', so far'}"
+            state = ", stopped early" if run.stopped else "" if run.finished else ", so far"
+            label = f"{name}, {run.data}, seed {run.summary.seed}{state}"
             moved = thin(_over(axis, run.curves, points), max_points)
             lines.append(Line(label, moved, styles[name], f"run-{i}", group, name))
     return lines

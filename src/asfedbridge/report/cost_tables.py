@@ -109,8 +109,8 @@ def render_costs(table: CostTable) -> str:
 
 
 def _columns(entries: Sequence[Amounts]) -> list[str]:
-    """The keys to show: the main three, and those with an amount other than zero."""
-    always = ("mflops", "mbitops", "msops")
+    """The keys to show: FLOPs, SOPs, and those with an amount other than zero: BitOPs only with low-bit networks."""
+    always = ("mflops", "msops")
     return [key for key in OPERATIONS if any(key in always or entry.get(key) for entry in entries)]
 
 
@@ -145,36 +145,41 @@ def experiment_costs(
 ) -> list[Titled]:
     """Costs of the paper's setting, then of the runs of each column, beside the paper's values.
 
+    Smoke runs have no values of the paper beside them, and then its setting is left out too.
     ``known`` maps a run folder to its costs, or to the reason why there are none.
     """
     assert experiment.costs is not None
     tables = []
-    if experiment.name == experiment.costs:
+    beside = not cells or any(cell.costs for cell in cells)
+    if experiment.name == experiment.costs and beside:
         tables.append(Titled("The paper's setting, counted without training", _counted(experiment.costs)))
     for column, title in {cell.column: cell.title for cell in cells}.items():
-        rows = [_head(experiment.costs)]
+        rows = [_head(experiment.costs, beside)]
         for cell in (c for c in cells if c.column == column):
             folders = {seed: job_of(cell, seed, out).folder for seed in seeds}
             found = {seed: known.get(folder, "no finished run") for seed, folder in folders.items()}
-            rows.append(_cost_row(experiment.costs, cell.row, found, cell.costs))
+            rows.append(_cost_row(experiment.costs, cell.row, found, cell.costs if beside else None))
         tables.append(Titled(f"{title}: costs of one example, measured on the trained clients of these runs", rows))
     return tables
 
 
-def _head(table: CostColumns) -> list[str]:
+def _head(table: CostColumns, beside: bool = True) -> list[str]:
+    """``beside``: each column is followed by one with the paper's values."""
     *compared, ours = COLUMNS[table]
-    return ["", *(word for name in compared for word in (name, "paper")), ours, "n", "note"]
+    return ["", *(word for name in compared for word in (name, "paper")[: 1 + beside]), ours, "n", "note"]
 
 
 def _cost_row(
-    table: CostColumns, name: str, found: Mapping[int, RunCosts | str], reported: Sequence[float]
+    table: CostColumns, name: str, found: Mapping[int, RunCosts | str], reported: Sequence[float] | None
 ) -> list[str]:
-    """Means over seeds; the note says why a value or a seed is missing."""
+    """Means over seeds; the note says why a value or a seed is missing. ``reported``: None for a table without them."""
     runs = [run for run in found.values() if not isinstance(run, str)]
     notes = [f"seed {seed}: {why}" for seed, why in found.items() if isinstance(why, str)]
     cells = [_amount(mean_of([of(run) for run in runs]) if runs else None) for of in COLUMNS[table].values()]
     if runs and "-" in cells:
         notes.append("the fleet lacks a kind, or its SNN clients have no test images to count spikes on")
+    if reported is None:
+        return [name, *cells, str(len(runs)), "; ".join(notes)]
     theirs = [decimals(value) for value in reported] or ["-"] * len(cells[:-1])  # none for a user's own method
     pairs = [word for pair in zip(cells[:-1], theirs, strict=True) for word in pair]
     return [name, *pairs, cells[-1], str(len(runs)), "; ".join(notes)]

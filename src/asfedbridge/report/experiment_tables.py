@@ -134,7 +134,7 @@ def to_csv(results: Sequence[Result]) -> str:
         for group in order_groups([*r.series.groups, *r.cell.reported]) or ["all"]:
             spread = [_plain(r.series.mean(group)), _plain(r.series.deviation(group)), str(r.count)]
             paper = [_plain(r.cell.reported.get(group)), _plain(r.against_paper(group))]
-            line = [r.cell.row, r.cell.column, group, *spread, *paper, r.failure, name]
+            line = [r.cell.row, r.cell.title, group, *spread, *paper, r.failure, name]
             if (found := _gain(r, reference, group)) and reference:
                 seeds = " ".join(f"{value:+.4f}" for value in r.series.paired(reference, group).values())
                 numbers = [_plain(found.mean), _plain(found.low), _plain(found.high)]

@@ -38,6 +38,8 @@ def comparison_rows(runs: Sequence[Run]) -> Rows:
     for row, run in zip(rows[1:], runs, strict=True):
         if not run.finished:
             row[rows[0].index("minutes")], row[rows[0].index("rounds")] = "-", f"{run.summary.course} so far"
+        elif run.stopped:
+            row[rows[0].index("rounds")] += ", stopped early"
         ours, theirs = run.summary.accuracy.get("all"), run.reported.get("all")
         beside = ["-", "-"] if theirs is None or ours is None else [f"{theirs:.2f}", f"{ours - theirs:+.2f}"]
         row[place:place] = [*beside, decimals(worst_tenth(run.summary.clients).get("all"))]

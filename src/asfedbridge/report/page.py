@@ -55,9 +55,8 @@ def render_page(runs: Sequence[Run], lead: Lead, left_out: int = 0) -> str:
     details, undetailed = _details(runs, max_points)
     finished = [run for run in runs if run.finished]
     live = len(finished) < len(runs)
-    only = runs[0] if len(runs) == 1 else None
     compared = compare([Entry(run.summary, run.fields) for run in finished])
-    title = lead.title or (f"{only.summary.method} on {only.data}" if only else f"{len(runs)} runs compared")
+    title = lead.title or _title(runs)
     body = join(
         tag(
             "header",
@@ -97,6 +96,13 @@ def render_page(runs: Sequence[Run], lead: Lead, left_out: int = 0) -> str:
     )
 
 
+def _title(runs: Sequence[Run]) -> str:
+    methods, data = {run.summary.method for run in runs}, {run.data for run in runs}
+    if len(data) > 1 or not runs:
+        return f"{len(runs)} runs compared"
+    return f"{methods.pop() if len(methods) == 1 else f'{len(methods)} methods'} on {data.pop()}"
+
+
 def _count(finished: int, unfinished: int, left_out: int) -> str:
     parts = [f"{finished} finished run{'s' * (finished != 1)}"]
     parts += [f"{unfinished} not finished (the page reloads itself every {REFRESH} seconds)"] if unfinished else []
@@ -114,7 +120,8 @@ def _details(runs: Sequence[Run], max_points: int) -> tuple[list[Markup], int]:
         if size > MAX_DETAILS and sections:
             return sections, len(runs) - index
         summary = run.summary
-        words = f"{run.data}, {run.split}, seed {summary.seed}, {summary.course} rounds{setting and f', {setting}'}"
+        played = f"{'stopped early after ' if run.stopped else ''}{summary.course} rounds"
+        words = f"{run.data}, {run.split}, seed {summary.seed}, {played}{setting and f', {setting}'}"
         head = tag("summary", tag("h3", summary.method), tag("span", words, class_="quiet"))
         sections.append(
             tag(

@@ -1,5 +1,8 @@
 """Live progress of a run: one line per round and, on a terminal, a status line with a bar that moves with every epoch.
 
+The status line counts the clients that have finished the round and names those at work: one on the engine ``local``,
+one per worker on ``pool``.
+
 In a log, rounds that end within ``LOG_SECONDS`` of the last line are left out, except the first and the last one.
 """
 
@@ -11,9 +14,10 @@ from typing import TextIO
 
 from asfedbridge.core import ClientInfo, Round, printable
 from asfedbridge.data import describe_partition
+from asfedbridge.engines import count_at_work
 from asfedbridge.runs import IN_PYTHON, ON_NODES, Callback, EventRecord, RoundRecord, Run, group_means, ordered
 
-BAR = 20  # characters
+BAR = 10  # characters
 LOG_SECONDS = 5.0
 
 
@@ -28,6 +32,8 @@ class Progress(Callback):
         self.began = time.perf_counter()
         self.played = 0
         self.epochs_done = self.epochs_per_round = 0  # of all clients: in this round, and in the last one
+        self.at_work: dict[int, str] = {}  # the state of each client that is training
+        self.turns_done = self.turns = 0  # of clients in this round: finished, and expected
         self.printed = 0.0  # when the last line was printed
 
     def on_wait(self, reason: str) -> None:
@@ -38,6 +44,7 @@ class Progress(Callback):
         self.total, self.next_round = spec.rounds, next_round
         added, judged = spec.method.columns(), spec.method.reports
         self.columns = [(c.title, f"{c.point or judged}.{c.predictor}_accuracy") for c in added]
+        self.turns = count_at_work(len(setting.clients), spec.participation)
         self.began = time.perf_counter()
         split = describe_partition(spec.partition, spec.alpha)
         split = "each client's own" if spec.data in (IN_PYTHON, ON_NODES) else split
@@ -53,19 +60,21 @@ class Progress(Callback):
         if next_round:
             self._line(f"resumed after round {next_round}")
 
+    def on_turn_begin(self, run: Run, client: ClientInfo) -> None:
+        self.at_work[client.id] = client.kind
+        self._status(run)
+
+    def on_turn_end(self, run: Run, client: ClientInfo) -> None:
+        self.at_work.pop(client.id, None)
+        self.turns_done += 1
+        self._status(run)
+
     def on_epoch_end(
         self, run: Run, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]
     ) -> None:
         self.epochs_done += 1
-        if not self.live:
-            return
-        numbers = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
-        client_state = f"client {client.id} {client.kind} {stage} {epoch + 1}/{epochs}"
-        place = f"round {self.next_round + 1}/{self.total} {self._bar()}"
-        status = "  ".join(filter(None, (place, self._left(), client_state, numbers)))
-        columns = shutil.get_terminal_size().columns
-        self.stream.write("\r\x1b[2K" + printable(status)[: columns - 1])
-        self.stream.flush()
+        self.at_work[client.id] = f"{client.kind} {stage} {epoch + 1}/{epochs}"
+        self._status(run, " ".join(f"{name} {value:.3f}" for name, value in losses.items()))
 
     def on_round_end(self, run: Run, rnd: Round, records: Sequence[RoundRecord]) -> None:
         means = group_means(records)
@@ -74,6 +83,7 @@ class Progress(Callback):
         beside = "".join(f"  {name} {means[key]['all']:6.2f}" for name, key in self.columns if key in means)
         self.next_round = rnd.index + 1
         self.played += 1
+        self.at_work, self.turns_done = {}, 0
         self.epochs_per_round, self.epochs_done = self.epochs_done, 0
         always = self.live or rnd.closing or self.played == 1 or self.next_round == self.total
         if not always and time.perf_counter() - self.printed < LOG_SECONDS:
@@ -89,9 +99,25 @@ class Progress(Callback):
     def on_event(self, run: Run, event: EventRecord) -> None:
         self._line(f"round {event.round + 1}/{self.total}  {event.subject} {event.event}: {event.reason}")
 
+    def _status(self, run: Run, losses: str = "") -> None:
+        """``losses``: of the client that finished an epoch, shown if it is the only one at work."""
+        if not self.live:
+            return
+        closing = bool(run.stopped) or self.next_round >= self.total
+        place = "closing visit" if closing else f"round {self.next_round + 1}/{self.total} {self._bar()}"
+        done = f"{self.turns_done}/{len(run.setting.clients) if closing else self.turns} clients"
+        at_work = ", ".join(f"{number} {state}" for number, state in sorted(self.at_work.items()))
+        clients = f"{done}, now {at_work}" if at_work else done
+        parts = (place, self._left(), clients, losses if len(self.at_work) == 1 else "")
+        columns = shutil.get_terminal_size().columns
+        self.stream.write("\r\x1b[2K" + printable("  ".join(filter(None, parts)))[: columns - 1])
+        self.stream.flush()
+
     def _part(self) -> float:
-        """The part of the current round that is done, by the number of epochs in the last one."""
-        return min(1.0, self.epochs_done / self.epochs_per_round) if self.epochs_per_round else 0.0
+        """The part of the current round that is done: by the epochs of the last one, in the first round by clients."""
+        if self.epochs_per_round:
+            return min(1.0, self.epochs_done / self.epochs_per_round)
+        return min(1.0, self.turns_done / self.turns) if self.turns else 0.0
 
     def _bar(self) -> str:
         done = min(1.0, (self.next_round + self._part()) / self.total)

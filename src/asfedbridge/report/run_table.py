@@ -27,7 +27,7 @@ def run_table(found: Mapping[Path, Summary]) -> Titled:
     first = {title: cells for title, cells in differing.items() if title in ("data", "split")}
     last = {title: cells for title, cells in differing.items() if title in ("point", "BN")}
     if any(s.stopped_early for s in summaries):
-        last["rounds played"] = [s.course for s in summaries]
+        last["rounds played"] = [f"{s.course}, stopped early" if s.stopped_early else s.course for s in summaries]
     several = len(summaries) > 1
     groups = sorted({g for s in summaries for g in s.accuracy}, key=lambda g: (g == "all", g))
     results = {group_title(g): [decimals(s.accuracy.get(g)) for s in summaries] for g in groups}

@@ -62,6 +62,11 @@ class Run:
     finished: bool = True
 
     @property
+    def stopped(self) -> bool:
+        """Whether the run ended before its last round, for example by early stopping."""
+        return self.finished and self.summary.stopped_early is not None
+
+    @property
     def split(self) -> str:
         return name_split(self.summary)
 

@@ -61,6 +61,12 @@ class Callback:
     def on_run_begin(self, run: Run) -> None:
         """Called before the first round of this process. ``run.records`` holds the earlier rounds of a resumed run."""
 
+    def on_turn_begin(self, run: Run, client: ClientInfo) -> None:
+        """A client begins its turn in a round: it has received the payload. Not called on the engine ``flower``."""
+
+    def on_turn_end(self, run: Run, client: ClientInfo) -> None:
+        """A client has returned its upload. On the engine ``pool`` the turns of several clients overlap."""
+
     def on_epoch_end(
         self, run: Run, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]
     ) -> None:
@@ -99,6 +105,9 @@ class CallbackList:
         self.run, self.engine = run, engine
         self._call("on_run_begin", run)
         self.check()
+
+    def turn(self, client: ClientInfo, ended: bool) -> None:
+        self._call("on_turn_end" if ended else "on_turn_begin", self.run, client)
 
     def epoch(self, client: ClientInfo, stage: str, epoch: int, epochs: int, losses: Mapping[str, float]) -> None:
         self._call("on_epoch_end", self.run, client, stage, epoch, epochs, losses)

@@ -106,7 +106,7 @@ def make_engine(
     who = (spec.method, setting.task, setting.clients, setting.shards)
     reader = Reading(setting.probe) if spec.diagnose_every else None
     options: dict[str, Any] = {"device": device, "progress": callbacks.epoch, "at_work": at_work, "folder": states}
-    options |= {"reader": reader, "keep": make_writer(spec, setting.classes, folder.clients)}
+    options |= {"turns": callbacks.turn, "reader": reader, "keep": make_writer(spec, setting.classes, folder.clients)}
     if name == "pool":
         return PoolEngine(*who, **options, workers=workers, threads=spec.threads, tell=callbacks.wait)
     return LocalEngine(*who, **options)

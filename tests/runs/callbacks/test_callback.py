@@ -96,6 +96,30 @@ def test_the_calls_of_a_run(make_spec: Make, out: Path) -> None:
     assert diary.calls == [("begin", 0, 0), *epochs, first, *epochs, second, closing, "end"]
 
 
+@pytest.mark.parametrize("engine", ["local", "pool"])
+def test_every_epoch_is_within_its_clients_turn(make_spec: Make, out: Path, engine: str) -> None:
+    class Turns(Callback):
+        def __init__(self) -> None:
+            self.calls: dict[int, list[str]] = {0: [], 1: []}
+            self.at_work: set[int] = set()
+
+        def on_turn_begin(self, run: Run, client: ClientInfo) -> None:
+            self.calls[client.id].append("begin")
+            self.at_work.add(client.id)
+            assert len(self.at_work) == 1  # there is one worker
+
+        def on_epoch_end(self, run: Run, client: ClientInfo, *epoch: Any) -> None:
+            self.calls[client.id].append("epoch")
+
+        def on_turn_end(self, run: Run, client: ClientInfo) -> None:
+            self.calls[client.id].append("end")
+            self.at_work.remove(client.id)
+
+    turns = Turns()
+    execute(make_spec(rounds=2), out, out, [turns], engine=engine, workers=1 if engine == "pool" else 0)
+    assert turns.calls[0] == turns.calls[1] == [*["begin", "epoch", "end"] * 2, "begin", "end"]  # the closing visit
+
+
 def test_a_resumed_run_begins_with_its_records(make_spec: Make, out: Path, leaves: Any) -> None:
     diary, spec = Diary(), make_spec(rounds=3)
     with pytest.raises(KeyboardInterrupt):

@@ -198,7 +198,7 @@
       save(fileName(heading(), "csv"), "text/csv", csv(rows.map((row) => [...row.cells].map((cell) => cell.textContent))));
     }));
   }
-  const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity",
+  const STYLES = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity",
     "font-family", "font-size", "font-weight", "text-anchor", "display"];
   const flatten = (original) => {
     const copy = original.cloneNode(true);
