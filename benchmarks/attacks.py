@@ -143,7 +143,8 @@ def make_spec(method: str, defence: str, changes: Mapping[str, Any], quick: bool
 
 def reverse_labels(setting: Setting) -> None:
     for i in BYZANTINE:
-        setting.shards[i].y_train = setting.task.classes - 1 - setting.shards[i].y_train
+        shard = setting.shards[i]
+        shard.y_train = shard._labels = setting.task.classes - 1 - shard.y_train  # of batches in order, and shuffled
 
 
 def measure(spec: Spec, attack: str, data_root: Path) -> dict[str, Any]:

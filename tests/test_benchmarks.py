@@ -318,6 +318,19 @@ def test_attacks_by_hand(sidebyside: ModuleType) -> None:
     assert noise.mean().item() == pytest.approx(0.0, abs=1.0)
 
 
+def test_reversed_labels_reach_all_batches(sidebyside: ModuleType) -> None:
+    attacks = import_script("attacks")
+    setting = attacks.prepare(attacks.make_spec("fedavg", "mean", {}, True), Path("data"))
+    before = [shard.y_train.clone() for shard in setting.shards]
+    attacks.reverse_labels(setting)
+    for i, shard in enumerate(setting.shards):
+        expected = 9 - before[i] if i in attacks.BYZANTINE else before[i]
+        plain = torch.cat([y for _, y in shard.train_batches_plain(32)])
+        shuffled = torch.cat([y for _, y in shard.batches(32, torch.Generator())])
+        assert torch.equal(plain, expected)
+        assert torch.equal(shuffled.bincount(minlength=10), expected.bincount(minlength=10))
+
+
 def test_every_script_is_tested() -> None:
     assert tuple(bench.find_scripts()) == SCRIPTS
 

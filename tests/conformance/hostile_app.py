@@ -1,12 +1,13 @@
-"""A ClientApp that is honest when it introduces itself and then does in every round something else that it should not.
+"""A ClientApp that is honest when it introduces itself and attacks in every turn in another way.
 
 `test_hostile.py` copies this file into the app, so that real nodes run it. A node is hostile if its node config has
-``hostile``, the number of the mischief it begins with; ``claims`` is the number of examples that it says it has.
+``hostile``, a file to which it adds a line for each turn; ``claims`` is the number of examples that it says it has.
 """
 
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,7 +106,17 @@ MISCHIEF = [*CHANGES, *REPLIES, *ENDS]
 pack = node.pack
 
 
-def make_hostile(honest: ClientApp) -> ClientApp:
+def choose(diary: Path, begin: int) -> str:
+    """The next attack. A client in quarantine has few turns, so each turn counts, not each round."""
+    done = diary.read_text().splitlines() if diary.exists() else []
+    what = MISCHIEF[(begin + len(done)) % len(MISCHIEF)]
+    diary.write_text("\n".join([*done, what, ""]))
+    return what
+
+
+def make_hostile(honest: ClientApp, begin: dict[int, int]) -> ClientApp:
+    """``begin``: the number of the first attack, by client."""
+
     class Hostile(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
             if "hostile" not in context.node_config:
@@ -117,7 +128,7 @@ def make_hostile(honest: ClientApp) -> ClientApp:
                     introduction["train"] = context.node_config["claims"]
                 return reply
             about: Any = message.content["about"]
-            what = MISCHIEF[(about["round"] + int(context.node_config["hostile"])) % len(MISCHIEF)]
+            what = choose(Path(str(context.node_config["hostile"])), begin[about["client"]])
             print(f"hostile: round {about['round']}: {what}", flush=True)
             if what in ENDS:
                 host.take_turn = lambda *args, **options: ENDS[what]()  # type: ignore[assignment]

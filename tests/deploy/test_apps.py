@@ -235,10 +235,13 @@ def lies_of_two(client: int, index: int) -> bool:
     return client == 2 or (client == 3 and index == 1)
 
 
+Lie = tuple[str, float] | Callable[[Any, int], None] | None  # a metric, a change of all metrics in a round, or no reply
+
+
 def hostile_run(
     tmp_path: Path,
     name: str,
-    lie: tuple[str, float] | None,
+    lie: Lie,
     stops: Sequence[int] = (),
     lies: Callable[[int, int], bool] = lies_of_two,
     **changes: Any,
@@ -256,7 +259,10 @@ def hostile_run(
             if lie is None:
                 return Message(Error(ErrorCode.CLIENT_APP_CRASHED, "it died"), reply_to=message)
             metrics: Any = reply.content["metrics"]
-            metrics[lie[0]] = lie[1]
+            if callable(lie):
+                lie(metrics, about["round"])
+            else:
+                metrics[lie[0]] = lie[1]
         return reply
 
     for number, last in enumerate([*stops, None]):
@@ -288,6 +294,25 @@ def test_who_lies_is_paused_and_the_run_ends_well(tmp_path: Path, lie: tuple[str
     page = render_page(gather([tmp_path / "run"]), Lead())
     assert "Client events" in page
     assert "refused in 3 rounds; not asked before round 10" in page
+
+
+def test_other_metrics_in_every_round_change_nothing(tmp_path: Path) -> None:
+    """Client 2 reports none of the usual numbers, but 64 new ones in every round, as large as they may be."""
+
+    def flood(metrics: Any, index: int) -> None:
+        for name in list(metrics):
+            del metrics[name]
+        metrics.update({f"round{index}.x{n}.accuracy" if n % 2 else f"round{index}.{n}": 100.0 for n in range(62)})
+        metrics.update({f"largest{index}.loss": 3.4e38, "local.ce": -3.4e38})
+
+    summary = hostile_run(tmp_path, "run", flood, lies=lambda client, index: client == 2)
+    assert summary["events"] == {}
+    assert summary["clients"][2]["accuracy"] is None
+    assert all(0 <= value < 100 for value in summary.accuracy.values())
+    assert [c["id"] for c in summary["clients"] if c["accuracy"] is not None] == [0, 1, 3]
+    page = render_page(gather([tmp_path / "run"]), Lead())
+    assert "local.ce" in page
+    assert page.count('data-label="round') < 24  # of 384 names
 
 
 def test_who_never_replies_is_asked_less_and_less(tmp_path: Path) -> None:

@@ -305,6 +305,34 @@ def test_who_answered_badly_has_to_say_again_who_it_is(three: Setting, tmp_path:
     assert sorted(i for r, i in stage.metrics if r == 2) == [0, 1, 2]
 
 
+def test_no_other_node_takes_the_place_of_a_client_whose_turn_failed(three: Setting, tmp_path: Path) -> None:
+    """A failed turn costs a client its seat until it says again who it is. Meanwhile another node claims to be it."""
+    stage = Stage(dataclasses.replace(three, task=dataclasses.replace(three.task, rounds=3)), FedAvg(), tmp_path)
+    stage.grid.nodes[5] = stage.node(1)  # its own data, the number of client 1
+    thief: list[str] = []
+
+    def meddle(node: int, message: Message, reply: Message) -> Message:
+        kind = message.metadata.message_type
+        if node == 5:
+            thief.append(kind)
+        if (node, kind) == (99, "train") and message.content["about"]["round"] == 0:  # type: ignore[index]
+            return Message(Error(2, "out of memory"), reply_to=message)
+        return reply
+
+    stage.grid.meddle = meddle
+    late = stage.grid.nodes.pop(5)
+    engine = stage.seat()
+    stage.grid.nodes[5] = late
+    stage.play(engine, tolerance=stage.tolerance)
+    assert "train" not in thief
+    assert sorted(r for r, i in stage.metrics if i == 1) == [1, 2, 3]
+    assert [(e.what, e.client) for _, e in stage.told if e.what == "refused"] == [("refused", None)]
+    assert engine._roster.seats[1] == 99
+    del stage.grid.nodes[99]  # once its node is gone, another one may take its place
+    engine._roster.meet(lambda event: None)
+    assert engine._roster.seats[1] == 5
+
+
 def test_replies_that_come_twice_count_once(three: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once, twice = (Stage(three, FedAvg(), tmp_path / name) for name in ("once", "twice"))
     pull = twice.grid.pull_messages

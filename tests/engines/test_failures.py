@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from asfedbridge.core.client import Client
+from asfedbridge.core.compression import encode
 from asfedbridge.core.errors import Diverged, GuardError, TooFewClients
 from asfedbridge.core.method import Method
 from asfedbridge.core.norms import measure, ratios
@@ -335,6 +336,58 @@ def test_sizes_do_not_depend_on_how_much_was_sent() -> None:
     counts = {"count/0": torch.tensor(9999.0)}
     assert measure(one, {}, False) == measure(ten, {}, False) == measure(one | counts, {}, False)
     assert measure({"a": torch.ones(1000)}, {}, False).own == measure({"b": torch.ones(10)}, {}, False).own
+
+
+class Patient(Network):
+    """Clients 0 and 1 send as much as the guard lets pass, in every round; the others send 1, or move by 0.1."""
+
+    def __init__(self, continues: bool) -> None:
+        super().__init__({}, TEN[:6])
+        self.continues, self.largest = continues, 0.0
+
+    def _reply(self, client: int, rnd: Round, down: Payload) -> Reply:
+        if rnd.closing:
+            return Upload()
+        size = down["w"].abs().max().item()
+        self.largest = max(self.largest, size)
+        step = max(99 * 0.1, 0.99 * size) if self.continues else 99 * max(1.0, size)
+        own = step if client < 2 else 0.1 if self.continues else 1.0
+        return Upload({"w": down["w"] + own if self.continues else torch.full((2,), own)})
+
+
+@pytest.mark.parametrize("method", [One(), Running()])
+def test_a_state_cannot_grow_a_little_in_every_round(method: Method) -> None:
+    """Before, it reached 3e38 after 25 rounds (content) or 300 (updates), and no honest client could train on it."""
+    told: list[Event] = []
+    network: Any = Patient(method.continues)
+    rounds, seen = 400, []
+    federate(
+        method, dataclasses.replace(TASK, rounds=rounds), network,
+        lambda rnd, clients, sent, ups, state: seen.append([c.id for c in clients]),
+        tolerance=Tolerance(lambda _, event: told.append(event), pause=0.0),
+    )  # fmt: skip
+    assert network.largest <= (150 if method.continues else 101)
+    assert len(seen) == rounds + 1
+    assert all(set(range(2, 6)) <= set(clients) for clients in seen)  # no honest client is refused
+    assert {e.client for e in told} <= {0, 1}
+
+
+def test_a_state_that_fp16_cannot_send_is_not_kept() -> None:
+    """Each upload is small enough for the codec, and so is the state until they are added."""
+    method, task = Running(), dataclasses.replace(TASK, compress="fp16")
+    state = {"w": torch.tensor([65000.0, 1.0])}
+    told: list[Event] = []
+    delta = {0: 10.0, 1: 20.0, 2: 4000.0, 3: 10.0}
+    sent = {i: [Upload({"w": torch.full((2,), d, dtype=torch.float16)})] for i, d in delta.items()}
+    network: Any = Network(sent, TEN[:4])
+    tolerance = Tolerance(lambda _, event: told.append(event), pause=0.0)
+    state, _, ups = play_round(method, task, network, state, FIRST, TEN[:4], tolerance)
+    assert list(ups) == [0, 1, 3]
+    assert state["w"][0] < 65504
+    (refused,) = [e for e in told if e.what == "refused"]
+    assert refused.client == 2
+    assert "above the maximum of 65504 for compress=fp16" in refused.reason
+    encode(state, "fp16", "download")  # the next round can begin
 
 
 # Quarantine

@@ -47,6 +47,12 @@ def encode(tensors: Payload, codec: Codec, what: str) -> Payload:
     return small | ({SCALES: torch.stack(list(scales.values()))} if small else {})
 
 
+def check_sendable(state: Payload, codec: Codec, what: str) -> None:
+    """Raise Diverged if a server state has values that no download could carry: only fp16 has a smaller range."""
+    if codec == "fp16":
+        encode({name: t for name, t in state.items() if t.is_floating_point()}, codec, what)
+
+
 def decode(encoded: Payload, declared: Shapes, codec: Codec, what: str, partial: bool = False) -> Payload:
     """Decompress a received payload to float32. Names, shapes, types and scales are untrusted and checked."""
     if codec == "none":

@@ -15,7 +15,8 @@ from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import Payload
 
 SMALL_UPDATE = 0.01  # fraction of the download's size that is always an acceptable update
-DEFAULT_SIZE = 1.0  # used if there is nothing to compare with
+SLOW_GROWTH = 1.01  # of a state in one round, where it is larger than the guard permits
+DEFAULT_SIZE = 1.0  # used where there is nothing to compare with; values of this size are always acceptable
 
 
 class Size(NamedTuple):
@@ -40,7 +41,8 @@ def measure(up: Payload, known: Payload, continues: bool) -> Size:
         update = {name: up[name].double() - known[name].double() for name in common}
         return Size(rms(update), SMALL_UPDATE * before, before)
     values = {name: t for name, t in up.items() if t.dim()}  # without scalars: they are counts
-    return Size(rms(values), before, before)
+    # Limited, because clients choose the next download: otherwise it could grow by this factor in every round.
+    return Size(rms(values), min(before, DEFAULT_SIZE), before)
 
 
 def ratios(sizes: Mapping[int, Size]) -> dict[int, float]:
@@ -56,15 +58,23 @@ def ratios(sizes: Mapping[int, Size]) -> dict[int, float]:
     return {i: size.own / max(median, size.usual) for i, size in sizes.items()}
 
 
-def check_state(after: Payload, before: Payload, ups: Sequence[Payload], most: float, what: str) -> None:
+def check_state(
+    after: Payload, before: Payload, ups: Sequence[Payload], most: float, what: str, origin: float = 0.0
+) -> None:
     """Raise Diverged unless the server's next state is finite and at most ``most`` times as large as ``before``, values
-    of 1, or the median upload, whichever is largest. ``most`` = 0 disables the size check."""
+    of 1, or the median upload, whichever is largest. ``most`` = 0 disables the size check.
+
+    ``origin``, the size of an initial state, takes the place of ``before``: otherwise clients that stay below the bound
+    could enlarge the state without limit, by a little in every round. A state that is that large already may grow
+    slowly, so that honest clients are not refused for what others did.
+    """
     for name, tensor in after.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise Diverged(f"{what}: '{name}' of the server's next state holds NaN or infinity")
-    sizes = sorted(rms(up) for up in ups)
-    usual = max(rms(before), DEFAULT_SIZE, sizes[(len(sizes) - 1) // 2] if sizes else 0.0)
-    if most and (ratio := rms(after) / usual) > most:
+    sizes, last, size = sorted(rms(up) for up in ups), rms(before), rms(after)
+    usual = max(origin or last, DEFAULT_SIZE, sizes[(len(sizes) - 1) // 2] if sizes else 0.0)
+    if most and size > most * usual and size > SLOW_GROWTH * last:
         raise Diverged(
-            f"{what}: the server's next state is {ratio:.3g} times as large as the last one (norm_guard={most:g})"
+            f"{what}: the server's next state is {size / usual:.3g} times as large as "
+            f"{'the first' if origin else 'the last'} one (norm_guard={most:g})"
         )

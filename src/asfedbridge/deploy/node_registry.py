@@ -36,6 +36,7 @@ class Roster:
         self._grid, self._identity = grid, identity
         self.infos = {info.id: info for info in infos}
         self.seats: dict[int, int] = {}  # client -> node, if online
+        self._owners: dict[int, int] = {}  # client -> its last node; while that is online, no other can take its place
         self._common: dict[str, Any] = {"shape": list(shape)} if shape else {}
         # Until the nodes agree: client -> its entry before it had a node, and what its node reports of the data.
         self._reported: dict[int, tuple[ClientInfo, dict[str, Any]]] = {}
@@ -84,6 +85,9 @@ class Roster:
         for message_id, answer in replies(self._grid, list(self._asked), GRACE if strangers else 0.0, 0):
             if answer is not None:
                 answers[self._asked.pop(message_id)] = answer
+        for client, node in list(self._owners.items()):
+            if node not in online or _claim(answers.get(node), client) != client:
+                del self._owners[client]  # gone, or restarted as another client
         for node, answer in sorted(answers.items()):  # by node id, not in order of arrival
             if event := self._seat(node, answer):
                 self._turn_away(node, event, tell)
@@ -114,18 +118,18 @@ class Roster:
         assert isinstance(answer, Message)
         try:
             about = dict(answer.content["about"]) if "about" in answer.content else {}
-            info = self._check(about)
+            info = self._check(about, node)
         except (GuardError, TypeError, ValueError) as error:
             return Event("refused", None, f"node {node}: {error}")
         if not self._common:
             before, _ = self._reported.get(info.id, (self.infos[info.id], {}))
             self._reported[info.id] = before, _common(about)
         self.infos[info.id] = info
-        self.seats[info.id] = node
+        self.seats[info.id] = self._owners[info.id] = node
         self._turned_away.pop(node, None)
         return None
 
-    def _check(self, about: Mapping[str, Any]) -> ClientInfo:
+    def _check(self, about: Mapping[str, Any], node: int) -> ClientInfo:
         client = about.get("client")
         if type(client) is not int or client not in self.infos:
             numbers = f"{min(self.infos)} to {max(self.infos)}"
@@ -133,7 +137,7 @@ class Roster:
                 f"it reports client-id={one_line(str(client), 40)}, not one of this run; set client-id to {numbers}"
             )
         info, what = self.infos[client], f"client {client}"
-        if client in self.seats:
+        if client in self.seats or self._owners.get(client, node) != node:
             raise GuardError(f"it reports client-id={client}, which another node has already")
         for name, ours in (("kind", info.full_kind), ("model", f"{info.model}@{info.width:g}")):
             if about.get(name) != ours:
@@ -151,6 +155,14 @@ class Roster:
         if why := _difference(client, _common(about), self._common):
             raise GuardError(why)
         return replace(info, train_size=sizes["train"], test_size=sizes["test"])
+
+
+def _claim(answer: Answer, known: int) -> Any:
+    """The client that a node reports; ``known`` if it has not answered or its answer is not usable."""
+    if not isinstance(answer, Message) or not answer.has_content():
+        return known
+    about: Any = answer.content.get("about")
+    return about.get("client", known) if isinstance(about, ConfigRecord) else known
 
 
 def _common(about: Mapping[str, Any]) -> dict[str, Any]:

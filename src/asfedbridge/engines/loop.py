@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from asfedbridge.core import compression, payload, seeds
+from asfedbridge.core import compression, norms, payload, seeds
 from asfedbridge.core.compression import Codec
 from asfedbridge.core.errors import GuardError
 from asfedbridge.core.method import Method
@@ -135,16 +135,18 @@ def play_round(
     participants: Sequence[ClientInfo],
     tolerance: Tolerance | None = None,
     reserve: Sequence[ClientInfo] = (),
+    origin: float = 0.0,
 ) -> tuple[Payload, dict[int, int], dict[int, Upload]]:
     """One round: send, train, check, aggregate. Returns the next server state, bytes sent and the uploads as received.
 
     Without ``tolerance`` any failure is a bug and raises. With it, a client that fails is left out, one of the
-    ``reserve`` may replace it, and a round with too few usable uploads leaves the state unchanged.
+    ``reserve`` may replace it, and a round with too few usable uploads leaves the state unchanged. ``origin`` is the
+    size of the run's initial state, for the norm guard.
     """
     sent: dict[int, int] = {}
     opened: dict[int, Upload] = {}
     known: dict[int, ClientInfo] = {}  # read after the turn: a client that joins reports its sizes
-    server, after = Server(method, task, state, rnd), state
+    server, after = Server(method, task, state, rnd, origin), state
 
     def ask(clients: Sequence[ClientInfo]) -> Mapping[int, Reply]:
         downs = Downloads(method, state, rnd, clients, task.compress)
@@ -194,14 +196,15 @@ def federate(
     ``rounds``, or ``after_round`` returning True, ends the rounds earlier; the closing visit still follows.
     """
     clients = sorted(engine.clients(), key=lambda c: c.id)
-    if state is None:
-        state = method.server_init(task, clients)
+    initial = method.server_init(task, clients) if state is None or (method.continues and task.norm_guard) else {}
+    origin = max(norms.rms(initial), norms.DEFAULT_SIZE) if initial else 0.0
+    state = initial if state is None else state
     index, total = start, task.rounds if rounds is None else rounds
     while index <= total:
         rnd = Round(index, total)
         participants = draw(clients, participation, task.seed, rnd, tolerance)
         reserve = draw_reserve(clients, participants, task.seed, rnd, tolerance) if tolerance else []
-        state, sent, ups = play_round(method, task, engine, state, rnd, participants, tolerance, reserve)
+        state, sent, ups = play_round(method, task, engine, state, rnd, participants, tolerance, reserve, origin)
         stop = after_round(rnd, delivered(engine, ups), sent, ups, state)
         index += 1
         total = min(index, total) if stop else total

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from asfedbridge.core import norms
+from asfedbridge.core import compression, norms
 from asfedbridge.core.errors import BadInput, Diverged
 from asfedbridge.core.method import Method
 from asfedbridge.core.payload import Payload
@@ -14,10 +14,11 @@ Clients = Sequence[ClientInfo]
 
 class Server:
     """One round of the server: takes the previous state and individually checked uploads; stores nothing between
-    rounds."""
+    rounds. ``origin`` is the size of the run's initial state; 0: unknown."""
 
-    def __init__(self, method: Method, task: Task, state: Payload, rnd: Round) -> None:
+    def __init__(self, method: Method, task: Task, state: Payload, rnd: Round, origin: float = 0.0) -> None:
         self._method, self._task, self._state, self._round = method, task, state, rnd
+        self._origin = origin
         # Clipping bounds a client's influence on a private mean; membership must not depend on other clients' data.
         self._most = 0.0 if method.mechanism else task.norm_guard
 
@@ -59,7 +60,9 @@ class Server:
             )
         # The median comes from the clients, and most of the few drawn for a round may be hostile.
         payloads = [] if self._method.continues else [up.payload for up in own.values() if up.payload]
-        norms.check_state(state, self._state, payloads, self._most, f"round {self._round.index}")
+        what, origin = f"round {self._round.index}", self._origin if self._method.continues else 0.0
+        norms.check_state(state, self._state, payloads, self._most, what, origin)
+        compression.check_sendable(state, self._task.compress, f"{what}: the server's next state")
         return state
 
     def _ratios(self, clients: Clients, ups: Mapping[int, Upload]) -> dict[int, float]:

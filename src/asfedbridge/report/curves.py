@@ -1,7 +1,8 @@
 """Curves of a run over its rounds, from its records."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from asfedbridge.runs import Record, ordered
 
 Points = list[tuple[float, float]]
 MAX_LOSS = 100.0  # a diverged client has a loss of any size; curves are cut here
+MAX_TERMS = 24  # of the training loss; clients behind a network choose the names that they report
 JUDGED = ("received.", "trained.")  # prefixes of the entries that evaluations add to a record
 
 
@@ -58,6 +60,7 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
         by_round.setdefault(record["round"], []).append(record)
     curves, latest, kinds = Curves(), dict[int, float](), dict[int, str]()
     beside: dict[str, dict[int, float]] = {column.key: {} for column in columns}  # latest, by client
+    reports: Counter[str] = Counter()  # of terms
     up = down = 0
     seconds = 0.0
     for index, played in sorted(by_round.items()):
@@ -88,6 +91,7 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
         for name in sorted({name for r in played for name in r if _is_term(name, r[name])}):
             amounts = [float(r[name]) for r in played if name in r]
             curves.terms.setdefault(name, []).append((float(index + 1), _cut(amounts)))
+            reports[name] += len(amounts)
         sent, worked = sum(r["uplink_bytes"] for r in played), sum(float(r.get("seconds", 0.0)) for r in played)
         down += sum(r["downlink_bytes"] for r in played)
         if point == "received":  # evaluated before the work of the round
@@ -100,7 +104,8 @@ def trace(records: Iterable[Record], point: str, rounds: int, columns: Sequence[
             if index >= rounds and len(curves.traffic[direction]) > 1:
                 curves.traffic[direction].pop()  # the closing visit counts towards the last round
             curves.traffic[direction].append((float(min(index + 1, rounds)), total / MB))
-    return curves
+    shown = {name for name, _ in reports.most_common(MAX_TERMS)}
+    return replace(curves, terms={name: points for name, points in curves.terms.items() if name in shown})
 
 
 def _cut(losses: Sequence[float]) -> float:
