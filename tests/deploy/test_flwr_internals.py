@@ -22,13 +22,13 @@ def test_this_flwr_has_all_that_is_used() -> None:
 
 
 def test_a_missing_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = flwr_internals.Internal("flwr.no_such_module", "run", "a turn as a fork")
+    gone = flwr_internals.Internal("flwr.no_such_module", "run", "runs a turn, in a fork")
     less = flwr_internals.INTERNALS["run_clientapp"]._replace(needs=("no_such_parameter",))
     monkeypatch.setattr(flwr_internals, "INTERNALS", {"gone": gone, "less": less})
     first, second = flwr_internals.check()
     assert "no flwr.no_such_module.run" in first
     assert "pip install" in first
-    assert second == "less (a turn as a fork): it has no no_such_parameter"
+    assert second == "less (runs a turn, in a fork): it has no no_such_parameter"
 
 
 def test_nothing_else_imports_internals() -> None:

@@ -74,7 +74,7 @@ def evaluate_run(
     """
     run = load(path, checkpoint=checkpoint, models=models, trust=trust, data_root=data_root) if _is_run(path) else None
     if run is None and data is None:
-        raise BadInput(f"{path}: is not a run folder and therefore has no test images; give data=SOURCE")
+        raise BadInput(f"{path}: is not a run folder, so it has no test images; give data=SOURCE")
     setting = _read_data(path, run, data_root) if run is not None and data is None else None
     found: list[dict[str, Any]] = []
     matrix: list[list[float]] = []
