@@ -72,6 +72,7 @@ def test_csv_has_every_run_and_comparison_unrounded(sweep: Path, capsys: Any) ->
     assert cli.main(["report", str(sweep), "--csv"]) == 0
     runs = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(run["rounds"], run["seed"]) for run in runs] == [("2", "0"), ("2", "1"), ("3", "0"), ("3", "1")]
+    assert [run["rounds_played"] for run in runs] == ["2", "2", "3", "3"]
     assert float(runs[0]["all"]) == find_runs([sweep])[Path(runs[0]["folder"])].accuracy["all"]
     assert cli.main(["report", str(sweep), "--csv", "--compare"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

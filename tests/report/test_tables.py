@@ -135,3 +135,13 @@ def test_the_error_names_an_invalid_summary(tmp_path: Path, written: Any) -> Non
     store(tmp_path / "foreign", written)
     with pytest.raises(BadInput, match="foreign"):
         run_rows(find_summaries([tmp_path]))
+
+
+def test_every_block_of_a_wide_table_tells_rows_apart() -> None:
+    head = ["method", "seed", *(f"column-{i}" for i in range(6))]
+    rows = [head, *(["fml", str(seed), *["50.00"] * 6] for seed in range(2))]
+    blocks = render_text(rows, 40).split("\n\n")
+    assert len(blocks) > 1
+    for block in blocks:
+        assert [line.split()[:2] for line in block.splitlines()[-2:]] == [["fml", "0"], ["fml", "1"]]
+    assert all(len(line) <= 40 for block in blocks for line in block.splitlines())

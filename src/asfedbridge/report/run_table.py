@@ -68,6 +68,7 @@ def run_records(found: Mapping[Path, Summary]) -> Rows:
         "split": [name_split(s) for s in summaries],
         "seed": [str(s.seed) for s in summaries],
         "rounds": [str(s.rounds) for s in summaries],
+        "rounds_played": [str(s.played) for s in summaries],  # fewer if the run was stopped early
         **{key: cells for key, cells in settings.items() if key != "rounds"},
         **{g: [_number(s.accuracy.get(g)) for s in summaries] for g in groups},
         "best_all": [_number((s.best or {}).get("all")) for s in summaries],

@@ -31,7 +31,7 @@ def render_text(rows: Rows, width: int | None = None) -> str:
     """Aligned columns: the first to the left, the others to the right. The first row is the head.
 
     ``width`` is that of the terminal by default. If the table is wider, the words of the head are put below each other;
-    if that is not enough, the columns are shown in several blocks, each with the first column.
+    if that is not enough, the columns are shown in several blocks, each with the first columns that tell rows apart.
     """
     width = width or terminal_width()
     head, *body = [[printable(cell) for cell in row] for row in rows]
@@ -42,7 +42,7 @@ def render_text(rows: Rows, width: int | None = None) -> str:
     if width and _total(widths) > width:
         titles = [title.split() or [""] for title in head]
         widths = [max(cells[i], *map(len, titles[i])) for i in places]
-    blocks = _blocks(widths, width) if width else [list(places)]
+    blocks = _blocks(widths, width, _keys(body, widths, width)) if width else [list(places)]
     return "\n\n".join(_block(titles, body, widths, block) for block in blocks)
 
 
@@ -55,12 +55,22 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Places of columns that fit together, the first one in every block."""
-    blocks = [[0]]
-    for place in range(1, len(widths)):
-        if len(blocks[-1]) > 1 and _total([widths[i] for i in (*blocks[-1], place)]) > width:
-            blocks.append([0])
+def _keys(body: Rows, widths: Sequence[int], width: int) -> int:
+    """The number of first columns that tell the rows apart; 1 if these need more than half of the width."""
+    for count in range(1, len(widths)):
+        if _total(widths[:count]) > width / 2:
+            break
+        if len({tuple(row[:count]) for row in body}) == len(body):
+            return count
+    return 1
+
+
+def _blocks(widths: Sequence[int], width: int, keys: int) -> list[list[int]]:
+    """Places of columns that fit together, the first ``keys`` in every block."""
+    blocks = [list(range(keys))]
+    for place in range(keys, len(widths)):
+        if len(blocks[-1]) > keys and _total([widths[i] for i in (*blocks[-1], place)]) > width:
+            blocks.append(list(range(keys)))
         blocks[-1].append(place)
     return blocks
 
