@@ -272,3 +272,13 @@ def test_exported_names_pass(tmp_path: Path) -> None:
         "import torch",
     ]
     assert planted(tmp_path, "cli/a.py", "\n".join(good)) == []
+
+
+def test_the_architecture_page_names_every_module() -> None:
+    """Methods and callbacks are one file each and listed by ``asfedbridge list``; the page names their folders."""
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b\w+\.py\b", page))
+    listed = {path.name for folder in ("methods", "runs/callbacks") for path in (ROOT / folder).glob("*.py")}
+    modules = {path.name for path in ROOT.rglob("*.py") if not path.name.startswith("__")}
+    assert modules - listed <= named, "modules that the page does not name"
+    assert named - modules <= {path.name for path in (ROOT.parents[1] / "tests").glob("*.py")}, "modules that are gone"
