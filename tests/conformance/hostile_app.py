@@ -106,16 +106,16 @@ MISCHIEF = [*CHANGES, *REPLIES, *ENDS]
 pack = node.pack
 
 
-def choose(diary: Path, begin: int) -> str:
+def choose(diary: Path, plan: list[str]) -> str:
     """The next attack. A client in quarantine has few turns, so each turn counts, not each round."""
     done = diary.read_text().splitlines() if diary.exists() else []
-    what = MISCHIEF[(begin + len(done)) % len(MISCHIEF)]
+    what = plan[len(done) % len(plan)]
     diary.write_text("\n".join([*done, what, ""]))
     return what
 
 
-def make_hostile(honest: ClientApp, begin: dict[int, int]) -> ClientApp:
-    """``begin``: the number of the first attack, by client."""
+def make_hostile(honest: ClientApp, plans: dict[int, list[str]]) -> ClientApp:
+    """``plans``: the attacks of each client, in this order."""
 
     class Hostile(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
@@ -128,7 +128,7 @@ def make_hostile(honest: ClientApp, begin: dict[int, int]) -> ClientApp:
                     introduction["train"] = context.node_config["claims"]
                 return reply
             about: Any = message.content["about"]
-            what = choose(Path(str(context.node_config["hostile"])), begin[about["client"]])
+            what = choose(Path(str(context.node_config["hostile"])), plans[about["client"]])
             print(f"hostile: round {about['round']}: {what}", flush=True)
             if what in ENDS:
                 host.take_turn = lambda *args, **options: ENDS[what]()  # type: ignore[assignment]

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(3600)
 HONEST, ROUNDS, SEEDS = 4, 10, (42, 43, 44)
 ALWAYS = "fedavg"  # its first part; the others with --exhaustive
 HOSTILE: dict[int, dict[str, Any]] = {4: {}, 5: {"claims": 10**8}}
+LAST = "malformed parts"  # the node does not get rid of such a reply and takes no further turn
 TURNS, PARTS = 3, 3  # turns that quarantine leaves to a hostile client; runs for each method
 QUICK = {"round-timeout": 120.0, "patience": 60.0}  # all else is as it is by default
 APP = Path(__file__).with_name("hostile_app.py")
@@ -39,11 +40,15 @@ LEAST_NOISE = 3.0  # points, of a mean over four test sets of 100 images
 NAMES = sorted(METHODS)
 
 
-def first_attacks(name: str, part: int) -> dict[int, int]:
-    """The number of the first attack, by client: all attacks in the parts of a method, and in the first parts of all
-    methods."""
+def make_plans(name: str, part: int) -> dict[int, list[str]]:
+    """The attacks by client: all attacks in the parts of a method, and in the first parts of all methods."""
     begin = TURNS * len(HOSTILE) * part + NAMES.index(name)
-    return {client: begin + TURNS * n for n, client in enumerate(HOSTILE)}
+    plans = {}
+    for n, client in enumerate(HOSTILE):
+        order = [MISCHIEF[(begin + TURNS * n + k) % len(MISCHIEF)] for k in range(len(MISCHIEF))]
+        first = sorted(order[:TURNS], key=lambda what: what == LAST)
+        plans[client] = [*first, *(what for what in order[TURNS:] if what != LAST)]
+    return plans
 
 
 def make_spec(name: str, hostile: bool, seed: int = SEEDS[0]) -> Spec:
@@ -84,7 +89,7 @@ class Fleet:
             self.nodes[i]["hostile"] = str(diary)
         self.flower = Loopback(folder / "flower", self.nodes, PRELOAD)
 
-    def play(self, spec: Spec, out: Path, begin: dict[int, int], **config: Any) -> dict[str, Any]:
+    def play(self, spec: Spec, out: Path, plans: dict[int, list[str]], **config: Any) -> dict[str, Any]:
         for diary in self.diaries.values():
             diary.unlink(missing_ok=True)
         reports = out.with_name(f"{out.name}-reports")
@@ -94,7 +99,7 @@ class Fleet:
         package = app / "bridge_app"
         (package / "hostile.py").write_text(APP.read_text())
         module = package / "__init__.py"
-        added = f"\nfrom bridge_app.hostile import make_hostile\n\nclient = make_hostile(client, {begin})\n"
+        added = f"\nfrom bridge_app.hostile import make_hostile\n\nclient = make_hostile(client, {plans})\n"
         module.write_text(module.read_text() + added)
         self.flower.submit(app)
         follow(self.flower, reports, print)
@@ -125,7 +130,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def attacks(name: str, part: int) -> set[str]:
     """The attacks of a run in which every upload of a hostile client is refused."""
-    return {MISCHIEF[(n + k) % len(MISCHIEF)] for n in first_attacks(name, part).values() for k in range(TURNS)}
+    return {what for plan in make_plans(name, part).values() for what in plan[:TURNS]}
 
 
 def test_the_runs_contain_all_attacks() -> None:
@@ -145,7 +150,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "part"), CASES)
 def test_honest_clients_learn_as_if_they_were_alone(fleet: Fleet, tmp_path: Path, name: str, part: int) -> None:
     out, begin = tmp_path / "run", time.monotonic()
-    summary = fleet.play(make_spec(name, hostile=True), out, first_attacks(name, part))
+    summary = fleet.play(make_spec(name, hostile=True), out, make_plans(name, part))
     ours = statistics.mean(c["accuracy"] for c in summary["clients"] if c["id"] < HONEST)
     done = {i: diary.read_text().splitlines() for i, diary in fleet.diaries.items()}
     alone = fleet.alone(name, tmp_path)
