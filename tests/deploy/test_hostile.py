@@ -243,12 +243,14 @@ def methods(names: Iterable[str] = METHODS) -> list[Any]:
 
 
 def pairs(senders: Mapping[str, Iterable[str]]) -> list[Any]:
-    """A method and an attack, from the methods that each attack applies to."""
-    return [
+    """A method and an attack, from the methods that each attack applies to. Pairs of one method are neighbours, so that
+    its stage is built once."""
+    found = [
         pytest.param(*param.values, attack, marks=param.marks)
         for attack, names in senders.items()
         for param in methods(names)
     ]
+    return sorted(found, key=lambda pair: str(pair.values[0]))
 
 
 @pytest.fixture(scope="module", params=methods())
