@@ -605,7 +605,7 @@ def test_a_promise_of_a_good_checkpoint_is_kept(tmp_path: Path, capsys: Any) -> 
 # Interrupted, killed, out of space: the same bits after --resume
 
 
-def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[1]
