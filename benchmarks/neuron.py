@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peers import Triangle  # snnTorch has no triangle surrogate but accepts any function
 from sidebyside import Benchmark, Case, Contender, Work, main
 
 Forward = Callable[[Tensor], Tensor]
@@ -146,25 +147,10 @@ def spikingjelly_compiled(case: Case) -> Work:
     return spikingjelly(case, compiled=True)
 
 
-class _Triangle(torch.autograd.Function):
-    """snnTorch has no triangle surrogate but accepts any function."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return (x >= 0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        slope: Tensor = (1 - x.abs()).clamp_(min=0)
-        return grad * slope
-
-
 def snntorch(case: Case) -> Work:
     from snntorch import Leaky
 
-    leaky = Leaky(beta=0.5, threshold=1.0, reset_mechanism="zero", reset_delay=False, spike_grad=_Triangle.apply)
+    leaky = Leaky(beta=0.5, threshold=1.0, reset_mechanism="zero", reset_delay=False, spike_grad=Triangle.apply)
 
     def forward(x_T: Tensor) -> Tensor:
         membrane = leaky.reset_mem()

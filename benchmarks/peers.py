@@ -19,7 +19,9 @@ STAGES = range(4)
 BLOCKS = range(2)
 
 
-class _Spike(torch.autograd.Function):
+class Triangle(torch.autograd.Function):
+    """A spike at x >= 0, with the triangle as its surrogate derivative."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
@@ -36,7 +38,7 @@ def _lif(x: Tensor, steps: int) -> Tensor:
     membrane, spikes = torch.zeros_like(x[: len(x) // steps]), []
     for current in x.chunk(steps):
         membrane = membrane / 2 + current
-        spike: Tensor = _Spike.apply(membrane - 1)
+        spike: Tensor = Triangle.apply(membrane - 1)
         membrane = membrane * (1 - spike)
         spikes.append(spike)
     return torch.cat(spikes)
