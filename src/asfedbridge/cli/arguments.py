@@ -3,12 +3,23 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from asfedbridge.core import BadInput, is_there
 
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["Parser"]  # argparse has no public name for it
+else:
+    Commands = object
+
 MAX_WORKERS = 1024
 MAX_DIGITS = 19
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Report the error in one line, without the usage text."""
+        raise BadInput(f"{message} (see {self.prog} --help)")
 
 
 def resolve(words: Sequence[str]) -> Any:
