@@ -139,7 +139,9 @@ def read_last(folder: Path, rounds: int, identity: Mapping[str, str]) -> checkpo
     found = checkpoint.list_folders(folder / CHECKPOINT)
     last = checkpoint.read(found[-1], identity) if found else None
     if last is None or last.next_round != rounds:
-        raise BadInput(f"{folder / CHECKPOINT}: the checkpoint after the last round is missing; run again")
+        raise BadInput(
+            f"{folder / CHECKPOINT}: the checkpoint after the last round is missing; delete {folder} and run again"
+        )
     return last
 
 
