@@ -34,7 +34,7 @@ from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import apply_overrides
 
 FLEET = {
-    "fleet": "3*resnet18@0.125:ann,3*resnet18@0.125:snn",
+    "fleet": "3*resnet18@0.0625:ann,3*resnet18@0.0625:snn",
     "T": 2,
     "train_per_class": 6,
     "test_per_class": 2,
