@@ -64,16 +64,17 @@ class Watched:
             self.flower.start_node(client, config, way if client == WATCHED else None)
 
     def begin(self, spec: Spec, out: Path, **config: Any) -> Path:
-        reports = self.folder / "reports"
+        reports = out.with_name("reports")
         reports.mkdir()
         write_app(reports / "app", spec, {"out": str(out), "report-to": str(reports), **config})
         self.flower.submit(reports / "app")
         return reports
 
 
-@pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
-    made = Watched(tmp_path / "fleet", 2)
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """For both runs; the bytes are counted in the first."""
+    made = Watched(tmp_path_factory.mktemp("fleet"), 2)
     yield made
     made.flower.close()
     made.line.close()

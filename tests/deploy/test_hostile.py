@@ -228,7 +228,7 @@ class Stage:
         self.grid.meddle = meddle
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
     return prepare(apply_overrides(quickstart(), FLEET), Path(tmp_path_factory.mktemp("data")))
 
@@ -253,12 +253,25 @@ def pairs(senders: Mapping[str, Iterable[str]]) -> list[Any]:
     return sorted(found, key=lambda pair: str(pair.values[0]))
 
 
+@pytest.fixture(scope="session")
+def stage_of(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Stage]:
+    """The stage of a method, built once in each process, in whatever order it gets its cases."""
+    stages: dict[str, Stage] = {}
+
+    def get(name: str) -> Stage:
+        if name not in stages:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(polling, "POLL", 0.0)
+                patch.setattr(node_registry, "GRACE", 0.2)
+                stages[name] = Stage(name, setting, tmp_path_factory.mktemp("nodes"))
+        return stages[name]
+
+    return get
+
+
 @pytest.fixture(scope="module", params=methods())
-def stage(request: pytest.FixtureRequest, setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(polling, "POLL", 0.0)
-        patch.setattr(node_registry, "GRACE", 0.2)
-        return Stage(request.param, setting, tmp_path_factory.mktemp("nodes"))
+def stage(request: pytest.FixtureRequest, stage_of: Callable[[str], Stage]) -> Stage:
+    return stage_of(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -322,8 +335,8 @@ def test_what_could_be_honest_breaks_nothing(stage: Stage, attack: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["all-layers", "biases-only", "weights-only"])
-def test_layers_are_whole_and_no_more_than_agreed(setting: Setting, tmp_path: Path, choice: str) -> None:
-    stage = Stage("fedfree", setting, tmp_path)
+def test_layers_are_whole_and_no_more_than_agreed(stage_of: Callable[[str], Stage], choice: str) -> None:
+    stage = stage_of("fedfree")
     declared = stage.declared(1)
     whole = by_layer(declared)
     biased = next(layer for layer, parts in whole.items() if "bias" in parts)

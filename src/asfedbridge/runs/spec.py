@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy
@@ -227,10 +228,16 @@ def _as_table(value: Any, key: str) -> Mapping[str, Any]:
     return value
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of the fields."""
+    known = get_type_hints(cls)
+    return {f.name: known[f.name] for f in dataclasses.fields(cls)}
+
+
 def _coerced(cls: type, table: Mapping[str, Any], prefix: str, method: Method) -> Table:
     """Values of the right types for fields of ``cls``; ``method`` is that of the specification, for error messages."""
-    known = get_type_hints(cls)
-    hints = {f.name: known[f.name] for f in dataclasses.fields(cls)}
+    hints = _hints(cls)
     values: Table = {}
     for key, value in table.items():
         if key not in hints:
