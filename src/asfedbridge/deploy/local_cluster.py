@@ -4,7 +4,6 @@ They communicate over Unix sockets that only their user can reach (``sockets``).
 """
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
@@ -16,7 +15,6 @@ from asfedbridge.deploy.processes import CROWD, start
 from asfedbridge.deploy.scratch import Scratch
 from asfedbridge.deploy.sockets import FOLDER, PATIENCE, address_of, answers, path_of
 
-STARTED = r"started run (\d+)"  # in the output of `flwr run`
 LAST_LINES = 15  # lines of a program's log that are shown when it dies
 FULL_RATE_NODES = 10  # up to this many nodes poll at full rate; with more, each polls less often
 TASK_POLL, TASK_PAUSE = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", 0.25  # seconds between requests for tasks
@@ -61,17 +59,17 @@ class Loopback:
         process.join()
         self._start("tasks", "server", [self.address])
 
-    def submit(self, app: Path) -> str:
-        """Start the run that an app folder describes; returns its number."""
-        numbers = re.findall(STARTED, self._flwr("run", str(app), "here"))
-        if not numbers:
-            raise WorkerLost(f"flwr run told no number: {self._tail('flwr')}")
-        return str(numbers[-1])
-
-    def stop(self, run: str) -> None:
-        """Stop a run, for example one whose server was killed: its nodes no longer wait for the rest of what it sent,
-        which the SuperLink otherwise expects for three minutes."""
-        self._flwr("stop", run, "here")
+    def submit(self, app: Path) -> None:
+        """Start the run that an app folder describes."""
+        home = self.folder / "flwr"
+        home.mkdir(exist_ok=True)
+        connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.address}"\ninsecure = true\n'
+        (home / "config.toml").write_text(connection)
+        self._start("flwr", "flwr", ["run", str(app), "here"])
+        process = self._processes.pop("flwr")
+        process.join(PATIENCE)
+        if process.exitcode != 0:
+            raise WorkerLost(f"flwr run failed: {self._tail('flwr')}")
 
     def check(self) -> None:
         """Raise WorkerLost if a program has ended."""
@@ -87,19 +85,6 @@ class Loopback:
             process.join()
         self._processes = {}
         self._scratch.close()
-
-    def _flwr(self, *words: str) -> str:
-        """Returns the log."""
-        home = self.folder / "flwr"
-        home.mkdir(exist_ok=True)
-        connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.address}"\ninsecure = true\n'
-        (home / "config.toml").write_text(connection)
-        self._start("flwr", "flwr", words)
-        process = self._processes.pop("flwr")
-        process.join(PATIENCE)
-        if process.exitcode != 0:
-            raise WorkerLost(f"flwr {words[0]} failed: {self._tail('flwr')}")
-        return (self.folder / "flwr.log").read_text(errors="replace")
 
     def _start(self, program: str, name: str, words: Sequence[str]) -> None:
         home = self.folder / name
