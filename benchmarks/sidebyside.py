@@ -81,9 +81,45 @@ class Stopped(Exception):
         self.status = status
 
 
+class Fork:
+    """A child with the imports of this process, as far as ``Child`` uses a Popen."""
+
+    def __init__(self, benchmark: Benchmark, request: Case, env: Mapping[str, str], noise: IO[bytes]) -> None:
+        theirs, ours = os.pipe()
+        answers, replies = os.pipe()
+        self.code: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                os.setsid()
+                for number, given in enumerate((theirs, replies, noise.fileno())):
+                    os.dup2(given, number)
+                os.closerange(3, 1024)  # the pipes of other children, too: each ends with the parent
+                os.environ.update(env)
+                tempfile.tempdir = None  # as TMPDIR says
+                serve(benchmark, request)
+            finally:
+                os._exit(1)
+        os.close(theirs)
+        os.close(replies)
+        self.stdin, self.stdout = os.fdopen(ours, "wb"), os.fdopen(answers, "rb")
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.code is None:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.code
+
+
 class Child:
     def __init__(
-        self, benchmark: Benchmark, contender: Contender, case: Case, threads: int, cpu_time: bool, scratch: str
+        self,
+        benchmark: Benchmark,
+        contender: Contender,
+        case: Case,
+        threads: int,
+        cpu_time: bool,
+        scratch: str,
+        fork: bool = False,
     ) -> None:
         threads = contender.threads or threads
         env = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "TMPDIR": scratch, SCRATCH: scratch}
@@ -92,6 +128,10 @@ class Child:
         request = {"contender": contender.name, "case": case, "threads": threads, "cpu_time": cpu_time}
         # The output of libraries is only needed for error messages.
         self.noise = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
+        self.process: subprocess.Popen[bytes] | Fork
+        if fork:
+            self.process = Fork(benchmark, request, env | dict(contender.env), self.noise)
+            return
         self.process = subprocess.Popen(
             [sys.executable, benchmark.script, "--child", json.dumps(request)],
             stdin=subprocess.PIPE,
@@ -143,7 +183,13 @@ class Child:
 
 
 def race(
-    benchmark: Benchmark, case: Case, repeats: int, threads: int, cpu_time: bool, say: Callable[[str], None]
+    benchmark: Benchmark,
+    case: Case,
+    repeats: int,
+    threads: int,
+    cpu_time: bool,
+    say: Callable[[str], None],
+    fork: bool = False,
 ) -> dict[str, Any]:
     """Run one case: build, warm up, compare, time in turns, measure memory. Return its part of the JSON."""
     contenders = {c.name: c for c in benchmark.contenders(case)}
@@ -169,7 +215,7 @@ def race(
                 status = "skipped" if contender.skip else "not installed"
                 rows[name] |= {"status": status, "reason": contender.skip or f"needs {', '.join(missing)}"}
                 continue
-            children[name] = Child(benchmark, contender, case, threads, cpu_time, scratch.name)
+            children[name] = Child(benchmark, contender, case, threads, cpu_time, scratch.name, fork)
         for name in list(children):
             say(f"  {describe(case)}: preparing {name}")
             for order in ("build", "warm"):
@@ -251,6 +297,8 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="only the final line of JSON on stdout, the rest on stderr")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for docs/")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    # Contenders with this process's imports, for tests of the scripts: seconds less for each of them.
+    parser.add_argument("--fork", action="store_true", help=argparse.SUPPRESS)
     benchmark.options(parser)
     args = parser.parse_args(argv)
     if args.child:
@@ -266,7 +314,9 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     threads = args.threads or benchmark.threads or len(os.sched_getaffinity(0))
     say = progress(sys.stderr)
     try:
-        cases = [race(benchmark, case, repeats, threads, args.cpu_time, say) for case in planned(benchmark, args)]
+        cases = [
+            race(benchmark, case, repeats, threads, args.cpu_time, say, args.fork) for case in planned(benchmark, args)
+        ]
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

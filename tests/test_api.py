@@ -625,7 +625,9 @@ def test_a_metric_that_no_round_has_ends_the_run(tmp_path: Path) -> None:
 def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import asfedbridge as afb\nafb.run(afb.recipe('smoke', rounds=1), out='run', engine='pool', workers=1)"
+        "import asfedbridge as afb\n"
+        "spec = afb.recipe('smoke', rounds=1, fleet='1*vgg9@0.0625:ann', method='standalone')\n"
+        "afb.run(spec, out='run', engine='pool', workers=1)"
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1

@@ -10,12 +10,9 @@ Blocks that are no code (synopses, output, trees of files) contain no line that 
 `text`. docs/deployment.md has a test of its own, which follows it on several machines.
 """
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pytest
 from PIL import Image
+from tests.scripts import run_script
 
 from asfedbridge import cli
 from asfedbridge.cli.arguments import split_words
@@ -116,8 +114,7 @@ def clean() -> Iterator[None]:
 
 
 def execute(script: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script.name], cwd=script.parent, env=env, capture_output=True, text=True)
+    done = run_script(script, script.parent)
     assert done.returncode == 0, f"{script}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     assert "Traceback" not in done.stderr
 

@@ -1,22 +1,19 @@
 """Every file in examples/ runs as it is printed."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
-def run(words: list[str], folder: Path) -> str:
-    """In an empty folder; matplotlib opens no window."""
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "Agg"}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
+def run(script: Path, folder: Path) -> str:
+    """In an empty folder."""
+    done = run_script(script, folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -31,7 +28,7 @@ def test_there_are_examples() -> None:
 def test_a_script_runs(script: Path, tmp_path: Path) -> None:
     if "spikingjelly" in script.read_text():
         pytest.importorskip("spikingjelly")
-    assert run([str(script)], tmp_path).strip()
+    assert run(script, tmp_path).strip()
     assert list(tmp_path.glob("runs/*/summary.json"))
 
 
@@ -40,5 +37,6 @@ def test_the_cells_of_a_notebook_run(notebook: Path, tmp_path: Path) -> None:
     cells = json.loads(notebook.read_text())["cells"]
     assert not any(cell.get("outputs") for cell in cells)  # kept without output
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    run(["-c", "\n\n".join(code)], tmp_path)
+    (tmp_path / "cells.py").write_text("\n\n".join(code))
+    run(tmp_path / "cells.py", tmp_path)
     assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2

@@ -17,6 +17,9 @@ ROWS = {
     "rates": ["as-fedbridge"],
     "motivation": ["mixed"],
 }
+# Four clients do, except where the fleet is what an experiment varies.
+SMALL = "fleet=2*resnet18@0.0625:ann,2*resnet18@0.0625:snn"
+OWN_FLEETS = {"scale", "architecture", "composition", "necessity", "lowbit"}
 # One experiment of each kind: accuracies with costs, round by round, between clients, firing rates, counted alone.
 ALWAYS = {"necessity", "motivation", "cka", "rates", "computation"}
 
@@ -38,6 +41,7 @@ def test_an_experiment_gives_its_table(name: str, out: Path, capsys: pytest.Capt
     out = out if cells and name != "motivation" else out / name
     rounds = 2 if name == "motivation" else 1
     words = ["--only", ",".join(rows), "--columns", ",".join(columns), "--set", f"rounds={rounds}"] if cells else []
+    words += [] if name in OWN_FLEETS or not cells else ["--set", SMALL]
     assert cli.main(["reproduce", name, "--scale", "smoke", *words, "--out", str(out)]) == 0
     page = capsys.readouterr().out
     assert page.startswith(f"# {EXPERIMENTS[name].title}\n")

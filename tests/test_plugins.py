@@ -305,11 +305,17 @@ def test_a_package_is_listed_and_a_broken_one_named(site: Path) -> None:
     assert done.stderr.splitlines() == [BROKEN]
 
 
-def test_a_package_runs_on_local_and_pool(site: Path, tmp_path: Path) -> None:
-    command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "local"))
+@pytest.fixture(scope="module")
+def local(site: Path) -> Path:
+    """A run of the package in one process."""
+    command(site, "run", "smoke", *OWN, "--out", str(site.parent / "local"))
+    return site.parent / "local"
+
+
+def test_a_package_runs_on_local_and_pool(site: Path, local: Path, tmp_path: Path) -> None:
     command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "pool"), "--engine", "pool", "--workers", "2")
-    assert [(tmp_path / name / "counted.txt").read_text() for name in ("local", "pool")] == ["0\n1\n2\n"] * 2
-    assert states(tmp_path / "local") == states(tmp_path / "pool")
+    assert [(folder / "counted.txt").read_text() for folder in (local, tmp_path / "pool")] == ["0\n1\n2\n"] * 2
+    assert states(local) == states(tmp_path / "pool")
     assert json.loads((tmp_path / "pool" / "env.json").read_text())["plugins"] == {"half-plugin": "1.2"}
 
 
@@ -321,15 +327,14 @@ def test_a_package_runs_in_reproduce(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_package_runs_on_flower(site: Path, tmp_path: Path) -> None:
+def test_a_package_runs_on_flower(site: Path, local: Path, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "local"))
     command(site, "run", "smoke", *OWN, "--out", str(tmp_path / "flower"), "--engine", "flower")
     assert (tmp_path / "flower" / "counted.txt").read_text() == "0\n1\n2\n"
-    local, flower = (
-        json.loads((tmp_path / name / "summary.json").read_text())["accuracy"] for name in ("local", "flower")
+    ours, theirs = (
+        json.loads((folder / "summary.json").read_text())["accuracy"] for folder in (local, tmp_path / "flower")
     )
-    assert local == flower
+    assert ours == theirs
 
 
 def test_python_warns_of_a_broken_package(site: Path) -> None:

@@ -21,6 +21,7 @@ from asfedbridge.methods.bridge_sharing import BridgeSharing
 
 SIZES = {"bridge_width": 0.34}  # hyper-parameters that only make a model smaller
 LONG = pytest.mark.long
+REPEATED = pytest.mark.exhaustive  # the same path with another method or switch; see the test's docstring
 IDENTITY = {"specification": "a", "data": "b", "partition": "c"}
 
 
@@ -95,17 +96,29 @@ def test_every_switch_is_the_same_over_bytes(federation: Any, name: str, change:
     assert federation.plain(method, 0.5).differences(over_bytes) == []
 
 
-@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=LONG), 0.5])
+@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=REPEATED), 0.5])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_in_workers_is_the_same_to_the_bit(federation: Any, tmp_path: Path, name: str, participation: float) -> None:
+    """With all clients in every round, the path is that of ``test_the_number_of_workers_changes_nothing``."""
     method = make(name)
     in_pool = federation.play_in_pool(method, tmp_path, participation)
     assert federation.plain(method, participation).differences(in_pool) == []
 
 
-@LONG
-@pytest.mark.parametrize(("name", "change"), SWITCHED, ids=label)
+def workers_and_switches() -> list[Any]:
+    """A worker does not look at a method's switches, so the first of each method is enough; all of AS-FedBridge."""
+    seen: set[str] = set()
+    found = []
+    for name, change in SWITCHED:
+        again = name in seen and name != "as-fedbridge"
+        found.append(pytest.param(name, change, marks=REPEATED if again else LONG, id=f"{name}-{label(change)}"))
+        seen.add(name)
+    return found
+
+
+@pytest.mark.parametrize(("name", "change"), workers_and_switches())
 def test_every_switch_is_the_same_in_workers(federation: Any, tmp_path: Path, name: str, change: Any) -> None:
+    """Every switch is played over bytes above, where methods and messages are rebuilt, as they are in workers."""
     method = make(name, **change)
     in_pool = federation.play_in_pool(method, tmp_path, participation=0.5)
     assert federation.plain(method, 0.5).differences(in_pool) == []
@@ -182,15 +195,15 @@ def test_order_of_execution_changes_nothing(federation: Any, backwards_engine: A
 RESUMED = [(name, "local", "local", "none") for name in sorted(METHODS)]
 # What passes from engine to engine are files, whatever the method.
 RESUMED += [("as-fedbridge", "local", "pool", "none")]
-REPEATED = [("as-fedbridge", "pool", "pool", "none"), ("as-fedbridge", "pool", "local", "none")]
+AGAIN = [("as-fedbridge", "pool", "pool", "none"), ("as-fedbridge", "pool", "local", "none")]
 # What rounding left over is private state like any other; prototypes have none.
 RESUMED += [("as-fedbridge", "local", "local", "int8")]
-REPEATED += [(name, "local", "local", codec) for name, codec in COMPRESSED[1:]]
-REPEATED += [("fedavg", "local", "pool", "int8")]
+AGAIN += [(name, "local", "local", codec) for name, codec in COMPRESSED[1:]]
+AGAIN += [("fedavg", "local", "pool", "int8")]
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "second", "codec"), [*RESUMED, *(pytest.param(*values, marks=LONG) for values in REPEATED)]
+    ("name", "first", "second", "codec"), [*RESUMED, *(pytest.param(*values, marks=LONG) for values in AGAIN)]
 )
 def test_resumed_is_uninterrupted(
     federations: Any, pool_engine: Any, tmp_path: Path, name: str, first: str, second: str, codec: str

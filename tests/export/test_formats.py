@@ -3,9 +3,9 @@
 With ``EXPORT_TABLE=FILE`` in the environment, what was found is appended to that file: docs/export.md shows it.
 """
 
+import dataclasses
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +13,16 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.export.trained import FAMILIES, KINDS, Trained, trained
+from tests.export.alone import Alone, started
+from tests.export.trained import FAMILIES, KINDS, Trained, digits, normalised, trained
 
 from asfedbridge.core.errors import BadInput
-from asfedbridge.core.task import Kind
+from asfedbridge.core.task import Kind, Task
 from asfedbridge.export.onnx_file import write_onnx
 from asfedbridge.export.outcome import Outcome, compare
 from asfedbridge.export.simulators import verify
 from asfedbridge.export.writer import write_export
+from asfedbridge.models.zoo import build_bridge
 
 MATRIX = [(kind, model) for kind in KINDS for model in FAMILIES]
 FIRST = {
@@ -29,21 +31,12 @@ FIRST = {
     ".onnx": ("snn", "vgg9"),
     ".nir": ("snn", "resnet18"),
 }
-ALONE = """
-import sys
-sys.modules["asfedbridge"] = None  # importing it fails, wherever it is installed
-import numpy, torch
-sys.path.insert(0, sys.argv[1])
-images = torch.from_numpy(numpy.load("images.npy"))
-if sys.argv[2].endswith(".pt2"):
-    network = torch.export.load(sys.argv[2]).module()
-else:
-    from client_loader import load
-    network = load(sys.argv[2])
-with torch.no_grad():
-    both = torch.cat([network(images), network(images[:1])])  # any number of images
-numpy.save("logits.npy", both.numpy())
-"""
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Alone]:
+    with started() as process:
+        yield process
 
 
 def cases(suffix: str) -> list[object]:
@@ -61,33 +54,24 @@ def note(suffix: str, runtime: str, kind: str, model: str, outcome: Outcome | No
             print(suffix, runtime, kind, model, *numbers, more, sep="\t", file=file)
 
 
-def run_alone(path: Path, case: Trained) -> torch.Tensor:
-    """In a process without asfedbridge."""
-    np.save(path.parent / "images.npy", case.images.numpy())
-    command = [sys.executable, "-c", ALONE, str(path.parent), path.name]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, cwd=path.parent, env=environment, check=True, timeout=300)
-    logits = torch.from_numpy(np.load(path.parent / "logits.npy"))
-    assert not compare(logits[-1], logits[0]).mismatch
-    return logits[:-1]
-
-
 @pytest.mark.parametrize(("kind", "model"), cases(".pt2"))
-def test_pt2_runs_in_torch_alone(kind: Kind, model: str, tmp_path: Path) -> None:
-    check_alone(kind, model, tmp_path / "client.pt2")
+def test_pt2_runs_in_torch_alone(kind: Kind, model: str, alone: Alone, tmp_path: Path) -> None:
+    check_alone(kind, model, alone, tmp_path / "client.pt2")
 
 
 @pytest.mark.parametrize(("kind", "model"), cases(".safetensors"))
-def test_safetensors_run_with_their_loader_alone(kind: Kind, model: str, tmp_path: Path) -> None:
-    check_alone(kind, model, tmp_path / "client.safetensors")
+def test_safetensors_run_with_their_loader_alone(kind: Kind, model: str, alone: Alone, tmp_path: Path) -> None:
+    check_alone(kind, model, alone, tmp_path / "client.safetensors")
 
 
-def check_alone(kind: Kind, model: str, path: Path) -> None:
+def check_alone(kind: Kind, model: str, alone: Alone, path: Path) -> None:
     case = trained(kind, model)
     write_export(case.subject, path)
-    outcome = compare(run_alone(path, case), case.logits())
+    logits = alone.run(path, case.images)
+    outcome = compare(logits[:-1], case.logits())
     note(path.suffix, "torch", kind, model, outcome)
     assert not outcome.mismatch
+    assert not compare(logits[-1], logits[0]).mismatch
 
 
 @pytest.mark.parametrize(("kind", "model"), cases(".onnx"))
@@ -162,6 +146,29 @@ def test_onnx_of_event_frames_and_large_images(kind: Kind, frames: int, size: in
         assert not outcome.mismatch
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_onnx_of_a_bridge(norm: str, tmp_path: Path) -> None:
+    bridge = build_bridge(Task(10, 1, 8, feature_dim=32), 0.25, norm).eval()
+    with torch.no_grad():
+        for parameter in bridge.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # no norm is the identity
+    subject = dataclasses.replace(trained("snn", "resnet18").subject, network=bridge)
+    images = digits()[0][:8]
+    write_export(subject, tmp_path / "bridge.onnx")
+    (logits,) = onnxruntime.InferenceSession(tmp_path / "bridge.onnx").run(["logits"], {"images": images.numpy()})
+    with torch.no_grad():
+        expected = bridge(normalised(images, subject))
+    assert expected.std(dim=0).max() > 1e-3
+    assert not compare(torch.from_numpy(logits), expected).mismatch
+
+
+def test_onnx_of_dorefa(tmp_path: Path) -> None:
+    case = trained("qnn", "vgg9", quantiser="dorefa")
+    write_export(case.subject, tmp_path / "client.onnx")
+    found = onnxruntime.InferenceSession(tmp_path / "client.onnx").run(["logits"], {"images": case.images.numpy()})
+    assert not compare(torch.from_numpy(found[0]), case.logits()).mismatch
+
+
 @pytest.mark.parametrize("kind", ["ann", "bnn", "qnn"])
 def test_nir_refuses_a_network_without_spikes(kind: Kind, tmp_path: Path) -> None:
     with pytest.raises(
@@ -182,7 +189,7 @@ def test_file_sizes_show_the_bits(suffix: str, tmp_path: Path) -> None:
     sizes = {}
     for kind in ("ann", "qnn", "bnn"):
         path = tmp_path / f"{kind}{suffix}"
-        write_export(trained(kind, "vgg9", width=0.5).subject, path)
+        write_export(trained(kind, "vgg9", width=0.5, steps=3).subject, path)
         sizes[kind] = path.stat().st_size
     note(suffix, "bytes", "vgg9", "half", None, " ".join(f"{kind} {size}" for kind, size in sizes.items()))
     # Of 32 bits 4 and 1; norms, linear layers and, in a .pt2, the graph come on top. ONNX has no type of one bit: INT4.

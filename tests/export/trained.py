@@ -19,6 +19,7 @@ KINDS: tuple[Kind, ...] = ("ann", "snn", "bnn", "qnn")
 BITS = {"bnn": 1, "qnn": 4}
 MEAN, STD = 0.305, 0.376
 STEPS = 30  # of training
+LARGE = 128  # pixels: such images are slow, so fewer are trained on
 
 
 class Trained(NamedTuple):
@@ -54,7 +55,13 @@ def digits(frames: int = 1, size: int = 8) -> tuple[Tensor, Tensor]:
 
 @cache
 def trained(
-    kind: Kind, model: str, frames: int = 1, size: int = 8, quantiser: str = "lsq", width: float = 0.125
+    kind: Kind,
+    model: str,
+    frames: int = 1,
+    size: int = 8,
+    quantiser: str = "lsq",
+    width: float = 0.125,
+    steps: int = STEPS,
 ) -> Trained:
     task = Task(10, frames, size, frames, feature_dim=32, quantiser=quantiser)
     info = ClientInfo(0, kind, model, width, {"snn": max(frames, 3)}.get(kind, 1), bits=BITS.get(kind, 32))
@@ -63,7 +70,8 @@ def trained(
         wake(network)
     subject = Subject(network, info, task, (MEAN,) * frames, (STD,) * frames, facts())
     images, labels = digits(frames, size)
-    train(network, normalised(images[:192], subject), labels[:192])
+    count = 48 if size >= LARGE else 192
+    train(network, normalised(images[:count], subject), labels[:count], steps)
     found = Trained(subject, images[200:216], labels[200:216])
     assert found.logits().std(dim=0).max() > 1e-3  # a network that does not look at its images would agree anywhere
     return found
@@ -78,13 +86,15 @@ def wake(network: nn.Module) -> None:
 
 
 @torch.enable_grad()
-def train(network: nn.Module, x: Tensor, y: Tensor) -> None:
+def train(network: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
+    """In three batches, again and again."""
+    batches = list(zip(x.chunk(3), y.chunk(3), strict=True))
     optimiser = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     network.train()
-    for step in range(STEPS):
-        part = slice(64 * (step % 3), 64 * (step % 3) + 64)
+    for step in range(steps):
+        images, labels = batches[step % 3]
         optimiser.zero_grad()
-        F.cross_entropy(network(x[part]).logits, y[part]).backward()
+        F.cross_entropy(network(images).logits, labels).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimiser.step()
         with torch.no_grad():

@@ -20,7 +20,7 @@ from asfedbridge.export.torch_file import write_pt2, write_safetensors
 from asfedbridge.export.tracing import trace
 
 FORMATS = {".pt2": "torch", ".safetensors": "torch", ".onnx": "onnx", ".nir": "nir"}
-NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "nir": ("nir",)}
+NEEDED = {"onnx": ("onnx", "onnxruntime"), "nir": ("nir",)}
 
 
 @dataclass(frozen=True, eq=False)
