@@ -1,8 +1,8 @@
 """Whole runs on each engine, for `latency.py --network`: time per round, and memory of the server's process.
 
 The method is AS-FedBridge with a Bridge of realistic size (3.93 MB each way) and few images, so that payload transfer
-dominates. Every run starts and ends all its processes: idle nodes poll for work every second and would slow down the
-next contender.
+dominates. Every run starts and ends all its processes: idle nodes poll for work and would slow down the next
+contender.
 """
 
 import argparse

@@ -7,6 +7,7 @@ A node's data are its client's shard of the run's data set, for trials; or, with
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 from asfedbridge.core import BadInput, ClientInfo, Shard, Task, TooFewClients, load_all, parse_json, seed
 from asfedbridge.data import Dataset, Framing, data_root, hold_out, iid, load, make_shards, take_per_class
 from asfedbridge.data import Shard as Images
+from asfedbridge.deploy import node as nodes
 from asfedbridge.deploy.app_folder import (
     CONFIG,
     MODELS,
@@ -31,7 +33,6 @@ from asfedbridge.deploy.app_folder import (
     STATES,
     check_network,
 )
-from asfedbridge.deploy.data_cache import DataCache, Request
 from asfedbridge.deploy.engine import FlowerEngine
 from asfedbridge.deploy.node import Site, make_client_app
 from asfedbridge.deploy.node_registry import Roster
@@ -76,6 +77,7 @@ REFUSED = (
     "(run `asfedbridge flower check` on the node)"
 )
 NAME = "federation.json"  # in the run folder: the run's name on the nodes
+KEEP_WARM = 600.0  # default of the node config `keep-warm`
 
 
 class NodeData(NamedTuple):
@@ -86,9 +88,6 @@ class NodeData(NamedTuple):
     shard: Shard
     identity: dict[str, str]
     classes: tuple[str, ...]
-
-
-CACHE: DataCache[NodeData] | None = None  # set in a node's task server and inherited by its turns
 
 
 def make_apps(file: Path, observe: Callable[..., Callback]) -> tuple[ServerApp, ClientApp]:
@@ -118,23 +117,14 @@ def make_apps(file: Path, observe: Callable[..., Callback]) -> tuple[ServerApp, 
     def open_site(context: Context) -> Site:
         config = CONFIG | dict(context.run_config)
         node = dict(context.node_config)
-        data = None
-        if CACHE and not plugin_files(file, config):  # a run's code must not stay loaded in the task server
-            data = CACHE.find({"run": context.run_id, "file": str(file), "config": config, "node": node})
-        return make_site(read_specification(file, config), node, config, data)
+
+        def make() -> Site:
+            return make_site(read_specification(file, config), node, config)
+
+        key = json.dumps([context.run_id, str(file), config, node], sort_keys=True)
+        return nodes.MEMORY.open(key, make) if nodes.MEMORY else make()
 
     return server, make_client_app(open_site)
-
-
-def start_cache() -> None:
-    """In a node's task server: keep the run's data between messages."""
-    global CACHE
-    CACHE = DataCache(read_requested)
-
-
-def read_requested(request: Request) -> NodeData:
-    spec = read_specification(Path(request["file"]), request["config"])
-    return read_data(spec, request["node"])
 
 
 def plugin_files(file: Path, config: Mapping[str, Any]) -> list[str]:
@@ -228,13 +218,10 @@ def check(spec: Spec, task: Task, infos: list[ClientInfo]) -> None:
     spec.method.check(task, infos)
 
 
-def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any], data: NodeData | None = None) -> Site:
+def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any]) -> Site:
     """A node from its operator's settings (node config): client-id, kind, data, data-root, state-dir, device,
-    allow-rollback.
-
-    ``data``: the node's data, if they have been read already.
-    """
-    task, info, shard, identity, classes = data or read_data(spec, node)
+    allow-rollback, keep-warm."""
+    task, info, shard, identity, classes = read_data(spec, node)
     if node.get("kind", info.kind) != info.kind:
         raise BadInput(
             f"node config: kind={node['kind']} but client {info.id} of this run's fleet is of kind {info.kind}"
@@ -245,6 +232,9 @@ def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any], da
     rollback = node.get("allow-rollback", False)
     if type(rollback) is not bool:
         raise BadInput(f"node config: allow-rollback={rollback!r} must be true or false")
+    warm = node.get("keep-warm", KEEP_WARM)
+    if type(warm) not in (int, float) or not 0 <= warm < math.inf:
+        raise BadInput(f"node config: keep-warm={warm!r} must be a number of seconds; 0 starts a process for each turn")
     prepare_process(spec.threads)
     return Site(
         spec.method,
@@ -257,6 +247,7 @@ def make_site(spec: Spec, node: Mapping[str, Any], config: Mapping[str, Any], da
         rollback,
         (spec.keep_checkpoints - 1) * spec.checkpoint_every,
         partial(make_writer, spec, classes),
+        float(warm),
     )
 
 

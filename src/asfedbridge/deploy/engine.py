@@ -8,6 +8,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from asfedbridge.core import ClientInfo, GuardError, Method, Payload, Round, Task, Upload, one_line
+from asfedbridge.deploy.bells import NODE, ring
 from asfedbridge.deploy.codec import pack, unpack
 from asfedbridge.deploy.messages import LONGEST_REASON, fault, replies, send
 from asfedbridge.deploy.node_registry import Roster
@@ -49,6 +50,7 @@ class FlowerEngine:
                 message_id = send(self._grid, node, parcel, MessageType.TRAIN, str(rnd.index), self._timeout)
                 if message_id:
                     sent[message_id] = client
+                    ring(NODE.format(client))
                 else:
                     found[client] = Event("lost", client, "the SuperLink accepts no messages for its node")
             else:

@@ -22,13 +22,23 @@ class Internal(NamedTuple):
 
 RUN = ("runtime_api_address", "token", "insecure", "certificates", "parent_pid", "runtime_dependency_install")
 INTERNALS = {
-    # A process is forked for each message, because a new one would import torch, which takes seconds.
+    # All turns of a run are taken by one forked process: a new one for each message would import torch, which takes
+    # seconds, and read data and client again.
     "run_clientapp": Internal("flwr.supernode.runtime.run_clientapp", "run_clientapp", "runs a turn, in a fork", RUN),
+    "clientapp_runtime": Internal(
+        "flwr.supernode.runtime.run_clientapp", "", "its exit would end the process", ("flwr_exit",)
+    ),
+    "AutoExecPlugin": Internal(
+        "flwr.supercore.superexec.plugin", "AutoExecPlugin", "knows a task's run", ("launch_task",)
+    ),
     "run_serverapp": Internal(
         "flwr.superlink.runtime.run_serverapp", "run_serverapp", "runs the server, in a fork", (*RUN, "log_queue")
     ),
     "superexec": Internal(
-        "flwr.supercore.superexec.run_superexec", "", "its executor is replaced", ("run_superexec", "get_executor")
+        "flwr.supercore.superexec.run_superexec",
+        "",
+        "its executor is replaced, and its pauses",
+        ("run_superexec", "get_executor", "AutoExecPlugin", "time"),
     ),
     "SubprocessExecutor": Internal(
         "flwr.supercore.superexec.executor.subprocess_executor", "SubprocessExecutor", "base class", ("launch",)
@@ -44,7 +54,10 @@ INTERNALS = {
     ),
     "TaskType": Internal("flwr.supercore.constant", "TaskType", "kinds of tasks", ("CLIENT_APP", "SERVER_APP")),
     "exit_handler": Internal(
-        "flwr.supercore.exit.exit_handler", "", "a fork drops its parent's handlers", ("registered_exit_handlers",)
+        "flwr.supercore.exit.exit_handler",
+        "",
+        "a fork drops its parent's handlers",
+        ("registered_exit_handlers", "trigger_exit_handlers"),
     ),
     "mirror_output_to_queue": Internal("flwr.supercore.logger", "mirror_output_to_queue", "for `flwr log`"),
     "load_superexec_auth_secret": Internal("flwr.supercore.auth", "load_superexec_auth_secret", "reads the secret"),

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from asfedbridge.core import WorkerLost
-from asfedbridge.deploy.processes import CROWD, start
+from asfedbridge.deploy.bells import NODE
+from asfedbridge.deploy.processes import CROWD, TASK_POLL, start
 from asfedbridge.deploy.scratch import Scratch
 from asfedbridge.deploy.sockets import FOLDER, PATIENCE, address_of, answers, path_of
 
 LAST_LINES = 15  # lines of a program's log that are shown when it dies
 FULL_RATE_NODES = 10  # up to this many nodes poll at full rate; with more, each polls less often
-TASK_POLL, TASK_PAUSE = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", 0.25  # seconds between requests for tasks
+TASK_PAUSE = 2.0  # seconds between a node's requests for tasks, if its SuperNode did not ring
 
 
 class Loopback:
@@ -30,7 +31,8 @@ class Loopback:
         self._scratch = Scratch()  # its own folder: the path of a socket must be short
         self.sockets = self._scratch.path
         crowd = max(1.0, len(nodes) / FULL_RATE_NODES)
-        self._env = {FOLDER: str(self.sockets), CROWD: str(crowd), TASK_POLL: str(crowd * TASK_PAUSE)}
+        self._env = {FOLDER: str(self.sockets), CROWD: str(crowd)}
+        self._node_env = {TASK_POLL: str(crowd * TASK_PAUSE)}
         self.address = address_of("superlink")
         try:
             self._start("superlink", "superlink", ["--insecure", "--isolation=process", *_at(self.address)])
@@ -45,12 +47,12 @@ class Loopback:
     def start_node(self, client: int, config: Mapping[str, Any], superlink: str | None = None) -> None:
         """``superlink``: another address of it, for example a proxy."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        address = address_of(f"node-{client}")
+        address = address_of(NODE.format(client))
         words = ["--insecure", "--isolation=process", *_at(address)]
         self._start(
             "supernode", f"node-{client}", [*words, "--superlink", superlink or self.address, "--node-config", pairs]
         )
-        self._start("tasks", f"tasks-{client}", [address])
+        self._start("tasks", f"tasks-{client}", [address], self._node_env)
 
     def restart_server(self) -> None:
         """Kill the server of every run, as a crash would; the next submitted run gets a new one."""
@@ -86,10 +88,10 @@ class Loopback:
         self._processes = {}
         self._scratch.close()
 
-    def _start(self, program: str, name: str, words: Sequence[str]) -> None:
+    def _start(self, program: str, name: str, words: Sequence[str], more: Mapping[str, str] | None = None) -> None:
         home = self.folder / name
         home.mkdir(exist_ok=True)
-        env = {"FLWR_HOME": str(home), **self._env}
+        env = {"FLWR_HOME": str(home), **self._env, **(more or {})}
         self._processes[name] = start(program, words, env, self.folder / f"{name}.log", self._preload)
 
     def _await(self, name: str) -> None:

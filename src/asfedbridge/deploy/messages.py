@@ -41,7 +41,8 @@ def replies(grid: Grid, message_ids: Iterable[str], seconds: float, largest: int
         if left <= 0:  # one more request after the deadline: a slow reply may have delayed the others
             break
         if waiting:
-            time.sleep(min(polling.POLL, left))
+            bell = polling.server_bell()
+            bell.wait(min(polling.UNRUNG if bell else polling.POLL, left))
     for message_id in sorted(waiting):
         yield message_id, None
 

@@ -36,9 +36,45 @@ class Site:
     allow_rollback: bool = False  # to before the server's last checkpoint
     history: int = 0  # rounds between the oldest and the newest checkpoint that the server keeps, at most
     keep_in: Callable[[Path], Keep | None] = lambda _: None  # writes the trained client to a folder
+    keep_warm: float = 0.0  # seconds for which the process of a turn waits for the next one
 
 
 OpenSite = Callable[[Context], Site]
+
+
+class Memory:
+    """What the process of a run's turns keeps from one turn to the next: its site, with the data, and its client."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._site: Site | None = None
+        self._host: ClientHost | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the next turn; 0 if nothing is kept for it."""
+        return self._site.keep_warm if self._site else 0.0
+
+    def open(self, key: str, make: Callable[[], Site]) -> Site:
+        """The site; ``key`` is the text of all settings that determine it."""
+        if self._site is None or self._key != key:
+            self.forget()
+            self._site, self._key = make(), key
+        return self._site
+
+    def take(self, folder: Path) -> ClientHost | None:
+        """The client, if its states are in ``folder``. It has to be put back after a turn that has been saved."""
+        host, self._host = self._host, None
+        return host if host and host.folder == folder else None
+
+    def put(self, host: ClientHost) -> None:
+        self._host = host
+
+    def forget(self) -> None:
+        self._site = self._host = None
+
+
+MEMORY: Memory | None = None  # in a process of one node and run only
 
 
 def make_client_app(open_site: OpenSite) -> ClientApp:
@@ -63,6 +99,8 @@ def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
         content = work()
     except Exception as error:
         logger.exception("the turn failed")
+        if MEMORY:
+            MEMORY.forget()
         reason = " ".join(str(error).split())[:LONGEST_REASON]
         content = RecordDict({"error": ConfigRecord({"kind": type(error).__name__, "reason": reason})})
     return Message(content, reply_to=message)
@@ -94,12 +132,20 @@ def _turn(message: Message, site: Site) -> RecordDict:
     safe = read_count(about, "safe", 0, rnd.index, what)
     states = NodeStates(site.states, str(about.get("run")), info.id, site.allow_rollback)
     with states.held(message.metadata.ttl / 2):
-        options: dict[str, Any] = {"device": site.device, "folder": states.folder, "keep": site.keep_in(states.folder)}
-        host = ClientHost(method, task, [info], [site.shard], capacity=1, **options)
+        memory = MEMORY or Memory()
+        host = memory.take(states.folder) or _make_host(site, states.folder)
         states.go_to(host, rnd.index, since)
         upload = host.turn(info.id, down, rnd)
-        if not rnd.closing:
+        if rnd.closing:
+            memory.forget()  # it was the last turn
+        else:
             states.keep(host, rnd.index, safe, site.history)
+            memory.put(host)
     told = {"client": info.id, "round": rnd.index, "train": info.train_size}
     declared = {} if rnd.closing else method.uploads(task, info)
     return pack(upload.payload, declared, told, upload.metrics)
+
+
+def _make_host(site: Site, folder: Path) -> ClientHost:
+    options: dict[str, Any] = {"device": site.device, "folder": folder, "keep": site.keep_in(folder)}
+    return ClientHost(site.method, site.task, [site.info], [site.shard], capacity=1, **options)

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from asfedbridge.core import ClientInfo, GuardError, one_line
+from asfedbridge.deploy.bells import NODE, ring
 from asfedbridge.deploy.codec import read_count
 from asfedbridge.deploy.messages import fault, replies, send
 from asfedbridge.deploy.replies import Answer
@@ -81,6 +82,8 @@ class Roster:
             content = RecordDict({"about": ConfigRecord({"who": "are you"})})
             if message_id := send(self._grid, node, content, MessageType.QUERY, "introduction", ANSWER_WITHIN):
                 self._asked[message_id] = node
+        if strangers:
+            ring(NODE.format("*"))
         answers: dict[int, Answer] = {}
         for message_id, answer in replies(self._grid, list(self._asked), GRACE if strangers else 0.0, 0):
             if answer is not None:

@@ -62,8 +62,8 @@ class NodeStates:
             yield
 
     def go_to(self, host: ClientHost, round_index: int, since: int) -> None:
-        """Restore the client to its state before this round. ``since``: the round after the last turn that the server
-        received from it (0: none). A newer state whose reply was lost is equally valid."""
+        """Restore the client to its state before this round, unless it is in memory. ``since``: the round after the
+        last turn that the server received from it (0: none). A newer state whose reply was lost is equally valid."""
         index = self._read()
         if round_index < index.committed and not self._allow_rollback:
             raise BadInput(
@@ -72,15 +72,15 @@ class NodeStates:
             )
         kept = {name: sha256 for name, sha256 in index.states.items() if before_round(name) <= round_index}
         newest = max(kept, key=before_round, default=None)
-        if newest is None and since == 0:
-            return
-        if newest is None or before_round(newest) < since:
+        if (0 if newest is None else before_round(newest)) < since:
             has = "none" if newest is None else f"only that of round {before_round(newest)}"
             raise BadInput(
                 f"client {self.client} has no state for round {round_index}: the server has its uploads up to round "
                 f"{since - 1}, {self.folder} holds {has}; restore the folder"
             )
-        host.restore({newest: kept[newest]})
+        wanted = {} if newest is None else {newest: kept[newest]}
+        if not host.holds(wanted):
+            host.restore(wanted)
 
     def keep(self, host: ClientHost, round_index: int, safe: int, history: int = 0) -> None:
         """Write the state after a turn durably. By itself the server does not return to before round ``safe``; its

@@ -1,9 +1,12 @@
 """Polling intervals and timeouts. Flower polls every few seconds where milliseconds suffice, and gives up after half a
-minute, too early on a machine with dozens of nodes. Depends on flwr's internals."""
+minute, too early on a machine with dozens of nodes. Programs of one machine ring each other's bells (``bells``) and
+poll only in case a ring was lost. Depends on flwr's internals."""
 
 import time
+from functools import cache
 from typing import Any
 
+from asfedbridge.deploy.bells import SERVER, TASKS, Bell, ring
 from asfedbridge.deploy.flwr_internals import (
     in_memory_corestate,
     in_memory_linkstate,
@@ -14,7 +17,9 @@ from asfedbridge.deploy.flwr_internals import (
 )
 
 POLL = 0.2  # seconds between polls for replies; Flower itself polls every 3
-LONGEST_SLEEP = 1.0  # seconds between a SuperNode's polls for messages
+UNRUNG = 1.0  # the same if nodes ring
+LONGEST_SLEEP = 2.0  # seconds between polls of a SuperNode for messages, if the server did not ring
+WITHOUT_MESSAGE = 3.0  # seconds for which flwr's SuperNode sleeps if there is no message; less during a turn
 FIRST_PAUSE = 0.05  # seconds before a missing part of a message is requested again; doubled each time
 
 
@@ -23,6 +28,12 @@ def quicken() -> None:
     which reads one reply after the other, would wait a second each time."""
     for pull in (pull_objects, pull_and_inflate_object_from_tree):
         pull.__kwdefaults__ = {**(pull.__kwdefaults__ or {}), "initial_backoff": FIRST_PAUSE}
+
+
+@cache
+def server_bell() -> Bell:
+    """In the server of a run: rung by nodes that have sent a reply."""
+    return Bell(SERVER)
 
 
 def be_patient(factor: float) -> None:
@@ -35,13 +46,29 @@ def be_patient(factor: float) -> None:
 
 
 class BriskTime:
-    """Replaces the module `time` in Flower's SuperNode, which otherwise polls for messages every 3 seconds."""
+    """Replaces the module `time` in Flower's programs: sleeps are shorter, and end when the bell is rung."""
 
-    def __init__(self, longest: float = LONGEST_SLEEP) -> None:
-        self._longest = longest
+    def __init__(self, longest: float = LONGEST_SLEEP, bell: Bell | None = None) -> None:
+        self._longest, self._bell = longest, bell
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(min(seconds, self._longest))
+        (self._bell.wait if self._bell else time.sleep)(min(seconds, self._longest))
+
+
+class NodeTime(BriskTime):
+    """For a SuperNode: it sleeps during a turn, whose task server it rings before, and until the next message. In
+    between it has sent a reply, and rings the server."""
+
+    def __init__(self, longest: float, name: str) -> None:
+        super().__init__(longest, Bell(name))
+        self._name, self._in_turn = name, False
+
+    def sleep(self, seconds: float) -> None:
+        in_turn = seconds < WITHOUT_MESSAGE
+        if in_turn != self._in_turn:
+            ring(self._name + TASKS if in_turn else SERVER)
+            self._in_turn = in_turn
+        super().sleep(seconds)

@@ -20,4 +20,5 @@ from .loop import count_at_work as count_at_work
 from .process import die_with as die_with
 from .process import end_after as end_after
 from .process import prepare_process as prepare_process
+from .process import release_freed_memory as release_freed_memory
 from .process import worker_context as worker_context

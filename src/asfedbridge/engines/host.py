@@ -73,6 +73,7 @@ class ClientHost:
         self._changed: dict[int, int] = {}  # client -> next round, of those in memory that are newer than their files
         self._states: dict[int, tuple[str, str]] = {}  # client -> its newest file and SHA-256
         self._saved: frozenset[str] = frozenset()  # files that a checkpoint refers to; they are not removed here
+        self._visited = False  # whether clients in memory had a closing visit
         self._evaluated: dict[int, dict[str, tuple[int, Answers]]] = {}  # kept when clients are evicted
 
     def turn(self, client: int, down: Payload, rnd: Round) -> Upload:
@@ -82,7 +83,9 @@ class ClientHost:
         upload = take_turn(self.method, found, down, rnd)
         if not rnd.closing:
             self._changed[client] = rnd.index + 1
-        elif self._keep:
+            return upload
+        self._visited = True
+        if self._keep:
             self._keep(found, rnd, upload.metrics)
         return upload
 
@@ -109,6 +112,15 @@ class ClientHost:
         self._saved = frozenset(states)
         return states
 
+    def holds(self, states: Mapping[str, str]) -> bool:
+        """Whether the clients in memory are in the states that ``save`` returned, and the files still have these
+        checksums. False after a closing visit, which changes clients in memory only."""
+        if not states or self._visited or self._changed or dict(self._states.values()) != dict(states):
+            return False
+        for name, sha256 in states.items():
+            files.verify(self.folder / name, sha256)
+        return True
+
     def restore(self, states: Mapping[str, str]) -> None:
         """Return to the states that ``save`` returned. Files are verified now and read when their clients are
         needed."""
@@ -121,6 +133,7 @@ class ClientHost:
             found[client] = (name, sha256)
         self._clients.clear()
         self._changed.clear()
+        self._visited = False
         self._states = found
         self._saved = frozenset(states)
 

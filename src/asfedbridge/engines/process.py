@@ -1,6 +1,8 @@
 """Set-up and termination of training processes: threads, memory allocation, no orphans."""
 
 import ctypes
+import gc
+import math
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
@@ -49,6 +51,14 @@ def keep_freed_memory() -> bool:
     return all(result == 1 for result in results)
 
 
+def release_freed_memory() -> None:
+    """Return to the system what `keep_freed_memory` kept, before a long pause."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
+
 def worker_context(*modules: str) -> Any:
     """Fork processes from a server that has loaded these modules and has no threads: fast to start, and without the
     threads and locks of this process."""
@@ -70,11 +80,11 @@ def is_stopped(process: int | None) -> bool:
 
 
 def end_after(seconds: float) -> None:
-    """Have the kernel end this process after so many seconds, wherever it hangs. Only for a process that runs one
-    turn."""
+    """Have the kernel end this process after so many seconds, wherever it hangs; infinity cancels it. Only for a
+    process that runs one turn at a time."""
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, max(1.0, seconds))
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if math.isinf(seconds) else max(1.0, seconds))
 
 
 def die_with(parent: int) -> None:
