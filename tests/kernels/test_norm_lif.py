@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from asfedbridge.core.task import Neuron
+from asfedbridge.kernels import norm as norms
 from asfedbridge.kernels import norm_lif
+from asfedbridge.kernels.rows import rows
 from asfedbridge.models.neuron import lif_reference
 from asfedbridge.models.parts import BatchNorm
 
@@ -179,8 +182,8 @@ def test_models_batch_norm_fits() -> None:
     norm = BatchNorm(3)
     check_against_composition(norm, (2, 3, 6, 5))
     x = torch.zeros(1, 3, 1, 1)
-    assert norm_lif.fits(norm, torch.zeros(2, 3, 1, 1))
-    assert not norm_lif.fits(norm, x)  # one value per channel has no variance
+    assert norms.fits(norm, torch.zeros(2, 3, 1, 1))
+    assert not norms.fits(norm, x)  # one value per channel has no variance
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,52 @@ def test_models_batch_norm_fits() -> None:
     ],
 )
 def test_other_norms_do_not_fit(norm: nn.Module) -> None:
-    assert not norm_lif.fits(norm, torch.zeros(2, 3, 4, 4))
+    assert not norms.fits(norm, torch.zeros(2, 3, 4, 4))
+
+
+def test_norms_with_hooks_do_not_fit() -> None:
+    norm, x = make_norm(3), torch.randn(2, 3, 4, 4)
+    for register in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"):
+        handle = getattr(norm, f"register_{register}")(lambda *_: None)
+        assert not norms.fits(norm, x), register
+        handle.remove()
+        assert norms.fits(norm, x)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16, 1500])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("threads_used", [1, 3])
+def test_constants_match_numpy(channels: int, training: bool, threads_used: int) -> None:
+    """The compiled arithmetic on channels has the bits of the same arithmetic as numpy operations."""
+    generator, norm = np.random.default_rng(0), make_norm(channels)
+    tile, count = norms.lif.tile_of(channels), 50
+    weight, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
+    sums = generator.normal(size=(threads_used, 2, channels)) + 100.0
+    tiles, known = np.empty((4, tile), np.float32), np.empty((2, channels))
+    if training:
+        centre, observed = generator.normal(size=tile).astype(np.float32), np.empty((2, channels), np.float32)
+        norms._of_batch(sums, centre, count, norm.eps, weight, bias, tiles, known, observed)
+        first, second = sums.sum(axis=0) / count
+        variance = np.maximum(second - first**2, 0)
+        mean, inverse = first + centre[:channels], 1 / np.sqrt(variance + norm.eps)
+        unbiased = variance * count / (count - 1)
+        assert np.array_equal(observed, np.stack([mean, unbiased]).astype(np.float32))
+    else:
+        norms._of_run(norm.running_mean.numpy(), norm.running_var.numpy(), norm.eps, weight, bias, tiles, known)
+        mean = norm.running_mean.numpy().astype(np.float64)
+        inverse = 1 / np.sqrt(norm.running_var.numpy().astype(np.float64) + norm.eps)
+    scale = weight * inverse
+    assert np.array_equal(known, [mean, inverse])
+    assert np.array_equal(tiles, [norms.lif.repeat(v, tile) for v in (scale, bias - mean * scale, mean, inverse)])
+
+    found, d_weight, d_bias = norms.gradient(norms.Constants(tiles, known, training), norm.weight, sums, count)
+    total = sums.sum(axis=0)
+    per_value = total / count if training else np.zeros_like(total)
+    b = -scale * inverse * per_value[1]
+    c = -scale * per_value[0] - b * mean
+    assert np.array_equal(found, [norms.lif.repeat(v, tile) for v in (scale, b, c)])
+    assert np.array_equal(d_bias.numpy(), total[0].astype(np.float32))
+    assert np.array_equal(d_weight.numpy(), total[1].astype(np.float32))
 
 
 @pytest.mark.parametrize("channels", [3, 16, 130])
@@ -213,7 +261,8 @@ def test_spikes_are_bit_identical_for_the_same_currents(
     twin = copy.deepcopy(norm)
     out = norm_lif.norm_lif(norm, x, r, steps, neuron, shared)
     tile = norm_lif.kernels.tile_of(channels)
-    mean, inverse = norm_lif._statistics(twin, norm_lif.rows(x, 1 if shared else steps, True), channels, tile)
+    x_rows = rows(x, 1 if shared else steps, True)
+    mean, inverse = norms.prepare(twin, twin.weight, twin.bias, x_rows, channels, tile).statistics
     if training:
         axes = (0, 2, 3)
         torch.testing.assert_close(torch.from_numpy(mean), x.double().mean(axes), rtol=1e-6, atol=1e-7)

@@ -177,9 +177,10 @@ class Spiking(nn.Module):
     def _fused(self, norm: nn.Module, x: Tensor, residual: Tensor | None, shared: bool) -> Tensor | None:
         """Norm and neuron as one autograd node, or None if no kernel supports this norm and tensor."""
         if path_of(x) == "numba":
+            from asfedbridge.kernels import norm as norms
             from asfedbridge.kernels import norm_lif
 
-            if norm_lif.fits(norm, x):
+            if norms.fits(norm, x):
                 return norm_lif.norm_lif(norm, x, residual, self.steps, self.neuron, shared)
         return None
 
