@@ -328,3 +328,18 @@ def test_fork_does_not_modify_incoming_gradients(take: Callable[..., list[bool]]
     kept = [up.clone() for up in ups]
     torch.autograd.grad(sparse_conv.fork(conv, None, x), x, ups)
     assert all(torch.equal(up, was) for up, was in zip(ups, kept, strict=True))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 16), (48, 16), (16, 32), (80, 112)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_patches_are_copies_of_taps(stride: int, outputs: int, inputs: int, layout: torch.memory_format) -> None:
+    weight = torch.randn(outputs, inputs, 3, 3, generator=torch.Generator().manual_seed(0))
+    patches = torch.empty(inputs, 3, 3, outputs)
+    sparse_conv._copy_patches(patches, weight.contiguous(memory_format=layout), stride, back=False)
+    for row in range(3):
+        for column, tap in enumerate(sparse_conv.KERNEL_COLUMNS[stride]):
+            assert torch.equal(patches[:, row, column], weight[:, :, 2 - row, tap].t())
+    returned = torch.empty_like(weight, memory_format=torch.channels_last)
+    sparse_conv._copy_patches(patches, returned, stride, back=True)
+    assert torch.equal(returned, weight)
