@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= runs/demo
-# test processes side by side
+# test processes side by side; those of Flower mostly wait, so that test-all has one more
 WORKERS ?= 2
+WORKERS_ALL ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench docs lint types clean
@@ -31,13 +32,13 @@ demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the sa
 	 echo; $(BIN)/asfedbridge report $(DEMO) --out $(DEMO)/report.html
 
 # Processes take tests from each other at the end, so that none waits for the other.
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest --dist worksteal --numprocesses
 
 test: $(VENV)/.installed-dev ## install, run unit tests, one conformance pass, a short Flower run; under 8 minutes on 2 cores
-	$(PYTEST)
+	$(PYTEST) $(WORKERS)
 
 test-all: $(VENV)/.installed-dev ## install and run all tests; about half an hour on 2 cores
-	$(PYTEST) --all
+	$(PYTEST) $(WORKERS_ALL) --all
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
