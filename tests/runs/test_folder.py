@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,13 @@ def test_a_run_locks_its_folder(tmp_path: Path) -> None:
     assert "another process is using this folder" in refused(running.path, resume=True)
     del running
     RunFolder(tmp_path, SPEC, resume=True)
+
+
+def test_a_patient_run_waits_for_the_lock(tmp_path: Path) -> None:
+    """As the server of a resumed run does, while that of the stopped run ends."""
+    running = RunFolder(tmp_path / "run", SPEC, resume=False)
+    threading.Timer(0.5, running.hand_over).start()
+    RunFolder(running.path, SPEC, resume=True, patience=60).hand_over()
 
 
 def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:

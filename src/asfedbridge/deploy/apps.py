@@ -78,6 +78,7 @@ REFUSED = (
 )
 NAME = "federation.json"  # in the run folder: the run's name on the nodes
 KEEP_WARM = 600.0  # default of the node config `keep-warm`
+HANDOVER = 30.0  # seconds in which the server of a stopped run releases the run folder
 
 
 class NodeData(NamedTuple):
@@ -158,7 +159,7 @@ def _serve_run(spec: Spec, out: Path, grid: Grid, config: Mapping[str, Any], cal
     from_round = int(config["from-round"]) or None
     if from_round is not None:
         check_from_round(from_round, bool(config["resume"]))
-    folder = RunFolder(out, spec, bool(config["resume"]))
+    folder = RunFolder(out, spec, bool(config["resume"]), HANDOVER)
     finished = read_summary(folder.path)
     if finished is not None and from_round is None:
         return finished

@@ -39,14 +39,15 @@ from asfedbridge.runs.toml import read_toml, write_toml
 
 SPEC, ENV, SUMMARY, LOCK = "spec.toml", "env.json", "summary.json", ".lock"
 CHECKPOINT, SNAPSHOTS, CLIENTS = "checkpoint", "snapshots", "clients"
+LOCK_PAUSE = 0.1  # seconds between attempts to lock
 NODES = "nodes"  # for a run over Flower on one machine: one folder of private states per client
 BEGINNING = {LOCK, f"{SPEC}.partial"}  # the only files if a run is killed while it starts
 
 
 class RunFolder:
-    """The folder of a run, locked by one process at a time."""
+    """The folder of a run, locked by one process at a time. ``patience``: seconds to wait for another process."""
 
-    def __init__(self, path: Path, spec: Spec, resume: bool) -> None:
+    def __init__(self, path: Path, spec: Spec, resume: bool, patience: float = 0.0) -> None:
         self.path = path
         self.spec = spec
         if path.exists() and not path.is_dir():
@@ -62,7 +63,7 @@ class RunFolder:
             raise BadInput(f"out={path}: the folder contains another run ({differences(old, spec)}); give another out")
         if not path.is_dir():
             make_folder(path)
-        self._lock = self._take_lock()
+        self._lock = self._take_lock(patience)
         self._unflushed: set[str] = set()
         try:
             if old is None:
@@ -171,10 +172,12 @@ class RunFolder:
         append_through(self.path / name, join_lines(lines), flush=False)
         self._unflushed.add(name)
 
-    def _take_lock(self) -> IO[str]:
-        lock = take_lock(self.path / LOCK)
-        if lock is None:
-            raise BadInput(f"out={self.path}: another process is using this folder; wait for it or stop it")
+    def _take_lock(self, patience: float) -> IO[str]:
+        deadline = time.monotonic() + patience
+        while (lock := take_lock(self.path / LOCK)) is None:
+            if time.monotonic() >= deadline:
+                raise BadInput(f"out={self.path}: another process is using this folder; wait for it or stop it")
+            time.sleep(LOCK_PAUSE)
         return lock
 
 
