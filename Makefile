@@ -3,9 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= runs/demo
-# test processes side by side; those of Flower mostly wait, so that test-all has one more
-WORKERS ?= 2
-WORKERS_ALL ?= 3
+# test processes side by side: one more than cores, because tests of Flower mostly wait
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench docs lint types clean
@@ -32,13 +31,13 @@ demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the sa
 	 echo; $(BIN)/asfedbridge report $(DEMO) --out $(DEMO)/report.html
 
 # Processes take tests from each other at the end, so that none waits for the other.
-PYTEST = $(BIN)/python -m pytest --dist worksteal --numprocesses
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: $(VENV)/.installed-dev ## install, run unit tests, one conformance pass, a short Flower run; under 8 minutes on 2 cores
-	$(PYTEST) $(WORKERS)
+	$(PYTEST)
 
 test-all: $(VENV)/.installed-dev ## install and run all tests; about half an hour on 2 cores
-	$(PYTEST) $(WORKERS_ALL) --all
+	$(PYTEST) --all
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
