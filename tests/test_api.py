@@ -622,6 +622,7 @@ def test_a_metric_that_no_round_has_ends_the_run(tmp_path: Path) -> None:
         afb.run(spec, out=tmp_path / "run", callbacks=[afb.EarlyStopping("zzz")])
 
 
+@pytest.mark.long
 def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

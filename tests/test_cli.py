@@ -631,6 +631,7 @@ def test_interrupted_and_resumed(finished: Any, tmp_path: Path) -> None:
     assert same(finished[0], out)
 
 
+@pytest.mark.long
 def test_a_closed_terminal_is_like_ctrl_c(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "my run"
     with start("run", *SMALL, "--out", out) as process:
@@ -643,6 +644,7 @@ def test_a_closed_terminal_is_like_ctrl_c(finished: Any, tmp_path: Path) -> None
     assert same(finished[0], out)
 
 
+@pytest.mark.long
 def test_nohup_stays_nohup(finished: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     ignored = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
@@ -714,6 +716,7 @@ def test_killed_and_resumed(finished: Any, tmp_path: Path, moment: str) -> None:
     assert not list(out.rglob("*.partial"))
 
 
+@pytest.mark.long
 def test_a_full_disk_and_then_space(finished: Any, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a disk: tables fit, tensors do not."""
     out = tmp_path / "run"

@@ -181,6 +181,7 @@ def test_power_cuts_in_one_round(tmp_path: Path) -> None:
     cut_a_run(tmp_path, "1 round", rounds=1, snapshot_every=1)
 
 
+@pytest.mark.long
 def test_errors_in_one_round(tmp_path: Path) -> None:
     fail_everywhere(tmp_path, "1 round", rounds=1, snapshot_every=0)
 
@@ -232,6 +233,7 @@ def write_unflushed(*given: Any) -> list[Path]:
 FLUSH, SAVE, WRITE = files.flush, checkpoint.save, checkpoint._write
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "name", "fault"),
     [

@@ -27,6 +27,7 @@ def tiny(method: str = "standalone", **changes: Any) -> Cell:
     return Cell(method, "digits", apply_overrides(Bench("smoke").spec(method, "cifar10"), TINY | changes))
 
 
+@pytest.mark.long
 def test_run_shared_by_two_experiments_is_executed_once(tmp_path: Path) -> None:
     told: list[str] = []
     cells = [tiny(), tiny("fedavg")]

@@ -238,6 +238,7 @@ def test_many_runs_are_compared(tmp_path: Path) -> None:
     assert page.text.count("80 rounds, epochs=9") == 1  # the heading of that run
 
 
+@pytest.mark.long
 def test_two_hundred_runs_stay_small(tmp_path: Path) -> None:
     first = make_run(tmp_path / "run000", make_spec(rounds=100), classes=100)
     for i in range(1, 200):

@@ -70,6 +70,7 @@ def test_seeds_are_given_once() -> None:
         expand("smoke", {"seed": "3"}, [0, 1])
 
 
+@pytest.mark.long
 def test_too_many_combinations() -> None:
     numbers = ",".join(map(str, range(1, 1000)))
     with pytest.raises(BadInput, match="more than 10000 combinations"):
