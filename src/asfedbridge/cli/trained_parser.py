@@ -3,6 +3,8 @@
 from asfedbridge.cli.arguments import Commands, add_trained, client_id, path, positive
 
 TRAINED_HELP = "folder of a finished run, state folder of a node, or client file"
+CLIENT_HELP = "client id; required if there are several clients"
+FUSED_HELP = "fuse the predictions of backbone and Bridge, with the client's own weight"
 
 
 def add_predict(commands: Commands) -> None:
@@ -15,12 +17,8 @@ def add_predict(commands: Commands) -> None:
     predict.add_argument(
         "images", nargs="+", metavar="IMAGE", help="files, or folders of files; resized as in training"
     )
-    predict.add_argument(
-        "--client", type=client_id, metavar="ID", help="client id; required if there are several clients"
-    )
-    predict.add_argument(
-        "--fused", action="store_true", help="fuse the predictions of backbone and Bridge, with the client's own weight"
-    )
+    predict.add_argument("--client", type=client_id, metavar="ID", help=CLIENT_HELP)
+    predict.add_argument("--fused", action="store_true", help=FUSED_HELP)
     predict.add_argument("--top", type=positive, default=1, metavar="K", help="show the K most probable classes")
     predict.add_argument("--json", action="store_true", help="print a JSON list, with all probabilities, on stdout")
     add_trained(predict)
@@ -35,9 +33,7 @@ def add_evaluate(commands: Commands) -> None:
     evaluate.add_argument("folder", type=path, metavar="RUN|STATE_DIR|FILE", help=TRAINED_HELP)
     evaluate.add_argument("--data", metavar="SOURCE", help="evaluate on the test images of this source")
     evaluate.add_argument("--client", type=client_id, metavar="ID", help="only this client")
-    evaluate.add_argument(
-        "--fused", action="store_true", help="fuse the predictions of backbone and Bridge, with the client's own weight"
-    )
+    evaluate.add_argument("--fused", action="store_true", help=FUSED_HELP)
     evaluate.add_argument("--json", action="store_true", help="print everything as JSON on stdout")
     add_trained(evaluate)
 
@@ -49,9 +45,7 @@ def add_export(commands: Commands) -> None:
         epilog="example: asfedbridge export runs/mine --client 5 --format nir --out client5.nir --verify",
     )
     export.add_argument("folder", type=path, metavar="RUN|STATE_DIR|FILE", help=TRAINED_HELP)
-    export.add_argument(
-        "--client", type=client_id, metavar="ID", help="client id; required if there are several clients"
-    )
+    export.add_argument("--client", type=client_id, metavar="ID", help=CLIENT_HELP)
     export.add_argument("--out", type=path, metavar="FILE", required=True, help=".pt2, .safetensors, .onnx or .nir")
     export.add_argument(
         "--format", choices=["torch", "onnx", "nir"], help="file format (default: from the suffix of --out)"
