@@ -144,12 +144,12 @@ class Played:
         found = [f"keys: {set(a) ^ set(b)}" for a, b in both if set(a) != set(b)]
         for name, ours, theirs in pairs:
             keys = sorted(set(ours) | set(theirs))
-            found += [f"{name}: {key}" for key in keys if _text(ours.get(key)) != _text(theirs.get(key))]
+            found += [f"{name}: {key}" for key in keys if not _equal(ours.get(key), theirs.get(key))]
         return found
 
 
-def _text(value: object) -> str:
-    return repr(value)  # NaN equals NaN
+def _equal(a: object, b: object) -> bool:
+    return repr(a) == repr(b) if isinstance(a, float) else a == b  # NaN equals NaN, and 0.0 is not -0.0
 
 
 class Federation:

@@ -43,7 +43,11 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("data were read")
 
-    for place in ("asfedbridge.runs.setting.load", "asfedbridge.runs.labelled.load", "sklearn.datasets.load_digits"):
+    for place in (
+        "asfedbridge.runs.setting.load",
+        "asfedbridge.runs.labelled.load",
+        "asfedbridge.data.sources.digits.read_digits",
+    ):
         monkeypatch.setattr(place, refuse)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from asfedbridge.core import losses
 from asfedbridge.core.client import Client
 from asfedbridge.core.errors import Diverged
+from asfedbridge.core.optimiser import MOMENTUM, SGD
 from asfedbridge.core.payload import Payload
 from asfedbridge.core.task import Output, Round
 
@@ -122,7 +123,7 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.Optimizer
     if settings.name == "adamw":
         optimiser = torch.optim.AdamW(groups, betas=(settings.momentum, SECOND_MOMENT_DECAY))
     else:
-        optimiser = torch.optim.SGD(groups, momentum=settings.momentum)
+        optimiser = SGD(groups, settings.momentum)
     for module in steps:
         named = dict(client.modules[module].named_parameters())
         for name in client.momentum.get(module, {}):
@@ -133,7 +134,7 @@ def _restore(client: Client, steps: Mapping[str, Step]) -> torch.optim.Optimizer
 def _memory(client: Client) -> dict[str, dict[str, Payload]]:
     """The client's copies of torch's optimiser state, by torch's key."""
     if client.task.optimiser.name == "sgd":
-        return {"momentum_buffer": client.momentum}
+        return {MOMENTUM: client.momentum}
     return {"exp_avg": client.momentum, "exp_avg_sq": client.second_moment, "step": client.steps}
 
 
