@@ -33,7 +33,7 @@ demo: $(VENV)/.installed ## install, train AS-FedBridge and Standalone on the sa
 # Processes take tests from each other at the end, so that none waits for the other.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-test: $(VENV)/.installed-dev ## install, run unit tests, one conformance pass, a short Flower run; about 9 minutes on 2 cores
+test: $(VENV)/.installed-dev ## install, run unit tests, one conformance pass, a short Flower run; about 5 minutes on 2 cores
 	$(PYTEST)
 
 test-all: $(VENV)/.installed-dev ## install and run all tests; about half an hour on 2 cores

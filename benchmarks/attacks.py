@@ -1,36 +1,38 @@
-"""Question: which accuracy do honest clients reach if a third of the clients is Byzantine, by rule and method?
+"""Question: which accuracy do honest clients reach if a fifth of the clients is Byzantine, by rule and method?
 
-    python benchmarks/attacks.py [--quick] [--methods A,B] [--attacks A,B] [--defences A,B] [--set key=value] [--json]
+    python benchmarks/attacks.py [--quick] [--methods A,B] [--attacks A,B] [--defences A,B] [--seeds 0,1,2]
+                                 [--set key=value] [--out FILE.jsonl] [--json]
 
-A table of attacks x defences for every method: mean accuracy of the honest clients after the closing visit. Two of six
-clients are Byzantine, one ANN and one SNN. The runs are `quickstart` (digits) at half the width, with T = 2, batches of
-32, twice the learning rates and 8 rounds (change them with `--set rounds=30`, `--set data=cifar10` and so on). All
-methods take an estimated 40 minutes on one core.
+A table of attacks x defences for every method: mean and standard deviation over seeds of the accuracy of the honest
+clients after the closing visit. Two of ten clients are Byzantine, one ANN and one SNN. The runs are `cpu` on CIFAR-10
+with IID shards, 20 rounds instead of 80 and 300 test images of each class; `--set` changes that. With `--out`, finished
+cells are appended to the file, and a second call with the same file goes on after them.
 
 Attacks; an update is the upload minus the download (for prototypes and layers, the upload itself):
-- none: no client is Byzantine; accuracy is still that of the same four clients;
+- none: no client is Byzantine; accuracy is still that of the same eight clients;
 - sign: the update times -4;
 - noise: the update plus Gaussian noise of ten times its root mean square;
 - label: the client trains honestly on reversed labels (c becomes C - 1 - c);
 - 1e30: every number of the upload is 1e30;
 - nan: every number of the upload is NaN. The payload check refuses it before aggregation: it runs only with the mean.
 
-Defences: the rules of `method.aggregation`, with method.trim=0.34: two of six, one of three. (With six clients,
-`trimmed` and `median` then keep the same values.) `guard` is the mean with the run's norm guard, if this version has
-the field `norm_guard`; the guard is off for all other defences. The upload of a Byzantine client is replaced on its way
-to the server. If a Byzantine client diverges itself, it repeats its last upload. An honest client that diverges after a
-poisoned download counts as failed in that round and keeps its last state, as a node on a network does. A star marks
-cells in which that happened or the server stopped; the accuracy is then that of the clients in their last state.
+Defences: the rules of `method.aggregation`, with method.trim=0.2, two of ten. `guard` is the mean with the run's norm
+guard, which is off for all other defences. A guard that refuses nothing changes nothing, so its run has the result of
+the mean. The upload of a Byzantine client is replaced on its way to the server. If a Byzantine client diverges itself,
+it repeats its last upload. An honest client that diverges after a poisoned download counts as failed in that round and
+keeps its last state, as a node on a network does. A star marks cells in which that happened or the server stopped; the
+accuracy is then that of the clients in their last state.
 """
 
 import argparse
-import dataclasses
 import json
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,6 @@ import torch
 
 from asfedbridge.core import payload, seeds
 from asfedbridge.core.errors import Diverged
-from asfedbridge.core.method import METHODS
 from asfedbridge.core.payload import GuardError, Payload
 from asfedbridge.core.task import ClientInfo, Round, Upload
 from asfedbridge.engines.failures import Event, Reply, Tolerance
@@ -47,7 +48,7 @@ from asfedbridge.engines.process import prepare_process
 from asfedbridge.engines.turn import evaluate
 from asfedbridge.runs.callback import CallbackList
 from asfedbridge.runs.folder import RunFolder
-from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.recipes import cpu, quickstart
 from asfedbridge.runs.run import play
 from asfedbridge.runs.setting import Setting, prepare
 from asfedbridge.runs.spec import Spec, apply_overrides
@@ -55,10 +56,9 @@ from asfedbridge.runs.toml import parse_assignment
 from tables import machine, versions
 
 METHOD_NAMES = ("fedavg", "as-fedbridge", "fedproto", "fml", "fedtgp", "fedfree", "sfedhifi")
-BYZANTINE = (1, 4)  # client ids out of 0 to 5; the first three are ANNs
+BYZANTINE = (1, 6)  # client ids out of 0 to 9; the first five are ANNs
 SIGN, NOISE = -4.0, 10.0
-HAS_GUARD = "norm_guard" in {f.name for f in dataclasses.fields(Spec)}
-DEFENCES = ("mean", "trimmed", "median", "krum", "geometric", *(("guard",) if HAS_GUARD else ()))
+DEFENCES = ("mean", "trimmed", "median", "krum", "geometric", "guard")
 Attack = Callable[[Payload, Payload, torch.Generator], Payload]  # upload, start of the update, random generator
 
 
@@ -124,21 +124,20 @@ class Besieged:
         return evaluate(found, lambda x: found.backbone(x).logits)["accuracy"]
 
 
-def make_spec(method: str, defence: str, changes: Mapping[str, Any], quick: bool) -> Spec:
-    family = METHODS[method].family or "vgg9"
-    spec = quickstart(method)
-    rounds = 2 if quick else 8
-    spec = apply_overrides(
-        spec,
-        {
-            "fleet": f"3*{family}@0.125:ann,3*{family}@0.125:snn", "T": 2, "rounds": rounds, "batch_size": 32,
-            "optimiser.lr_ann": 0.04, "optimiser.lr_snn": 0.2, **({"train_per_class": 18} if quick else {}),
-            "method.trim": 0.34,
-            "method.aggregation": "mean" if defence == "guard" else defence,
-            **({"norm_guard": 0.0} if HAS_GUARD and defence != "guard" else {}),
-        },
-    )  # fmt: skip
-    return apply_overrides(spec, {"evaluate_every": changes.get("rounds", rounds)} | dict(changes))
+def make_spec(method: str, defence: str, seed: int, changes: Mapping[str, Any], quick: bool) -> Spec:
+    sizes = (
+        {"rounds": 2, "T": 2, "fleet": quickstart(method).fleet.replace("0.25", "0.125"), "train_per_class": 30}
+        if quick
+        else {"rounds": 20, "partition": "iid", "test_per_class": 300}
+    )
+    defended = {
+        "seed": seed,
+        "method.trim": 0.2,
+        "method.aggregation": "mean" if defence == "guard" else defence,
+        **({} if defence == "guard" else {"norm_guard": 0.0}),
+    }
+    spec = apply_overrides(quickstart(method) if quick else cpu(method), {**sizes, **defended, **changes})
+    return apply_overrides(spec, {"evaluate_every": spec.rounds})
 
 
 def reverse_labels(setting: Setting) -> None:
@@ -180,17 +179,45 @@ def mean_of(engine: Besieged, clients: Sequence[ClientInfo]) -> float:
     return sum(engine.accuracy(c.id) for c in clients) / len(clients)
 
 
-def show(cells: Mapping[tuple[str, str, str], Mapping[str, Any]], defences: Sequence[str]) -> str:
+def show(cells: Sequence[Mapping[str, Any]], defences: Sequence[str]) -> str:
     """A Markdown table with rows of method and attack, and columns of defences."""
     rows = [["method", "attack", *defences], ["---", "---", *["---:"] * len(defences)]]
-    for method, attack in dict.fromkeys((method, attack) for method, attack, _ in cells):
-        found = [cells.get((method, attack, defence)) for defence in defences]
-        rows.append([f"`{method}`", attack, *(_cell(cell) for cell in found)])
+    for method, attack in dict.fromkeys((cell["method"], cell["attack"]) for cell in cells):
+        row = [cell for cell in cells if (cell["method"], cell["attack"]) == (method, attack)]
+        rows.append(
+            [f"`{method}`", attack, *(_entry([cell for cell in row if cell["defence"] == one]) for one in defences)]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cell(cell: Mapping[str, Any] | None) -> str:
-    return "" if cell is None else f"{cell['accuracy']:.1f}{'*' if cell['failed'] or cell['stopped'] else ''}"
+def _entry(seeds: Sequence[Mapping[str, Any]]) -> str:
+    """One run for each seed."""
+    if not seeds:
+        return ""
+    found = [cell["accuracy"] for cell in seeds]
+    spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
+    return f"{statistics.mean(found):.1f}{spread}{'*' if any(c['failed'] or c['stopped'] for c in seeds) else ''}"
+
+
+class Results:
+    """Finished cells, in memory and one JSON object a line in a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.cells: dict[tuple[str, str], dict[str, Any]] = {}  # by digest of the specification, and attack
+        if not path or not path.exists():
+            return
+        whole, _, cut = path.read_text().rpartition("\n")
+        for line in whole.splitlines():
+            self.add(json.loads(line), write=False)
+        if cut:  # a call was killed while it wrote this line
+            path.write_text(whole + "\n" * bool(whole))
+
+    def add(self, cell: dict[str, Any], write: bool = True) -> None:
+        self.cells[cell["spec"], cell["attack"]] = cell
+        if self.path and write:
+            with self.path.open("a") as file:
+                file.write(json.dumps(cell) + "\n")
 
 
 def chosen(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -213,26 +240,29 @@ def main() -> int:
     )
     for name, known in (("methods", METHOD_NAMES), ("attacks", tuple(ATTACKS)), ("defences", DEFENCES)):
         parser.add_argument(f"--{name}", type=chosen(known), default=list(known))
+    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[0])
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append finished cells, and skip those in it")
     args = parser.parse_args()
     changes = dict(parse_assignment(entry) for entry in args.set)
-    cells: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for method in args.methods:
-        for attack in args.attacks:
-            for defence in args.defences:
-                if attack == "nan" and defence != "mean":
-                    continue
-                spec = make_spec(method, defence, changes, args.quick)
-                cells[method, attack, defence] = cell = measure(spec, attack, args.data_root)
-                words = [f"{cell['accuracy']:5.1f}", f"failed {cell['failed']}", f"refused {cell['refused']}"]
-                line = f"{method} {attack} {defence}: {', '.join(words)}, {cell['seconds']:.1f} s {cell['stopped']}"
-                print(line, file=sys.stderr, flush=True)
+    results, cells = Results(args.out), list[dict[str, Any]]()
+    for method, seed, attack, defence in product(args.methods, args.seeds, args.attacks, args.defences):
+        if attack == "nan" and defence != "mean":
+            continue
+        spec = make_spec(method, defence, seed, changes, args.quick)
+        cell = results.cells.get((spec.digest(), attack))
+        if not cell:
+            cell = {"method": method, "attack": attack, "defence": defence, "seed": seed, "spec": spec.digest()}
+            results.add(cell := cell | measure(spec, attack, args.data_root))
+            words = f"{cell['accuracy']:5.1f}, failed {cell['failed']}, refused {cell['refused']}"
+            line = f"{method} {attack} {defence} seed {seed}: {words}, {cell['seconds']:.1f} s {cell['stopped']}"
+            print(line, file=sys.stderr, flush=True)
+        cells.append(cell)
     about = {"quick": args.quick, "changes": changes, "machine": machine(), "versions": versions()}
     one = about["machine"]
     print(show(cells, args.defences), file=sys.stderr if args.json else sys.stdout)
-    print(f"{one['processor']}, {one['cores']} cores, 1 thread, n = 1", file=sys.stderr)
+    print(f"{one['processor']}, {one['cores']} cores, 1 thread, n = {len(args.seeds)}", file=sys.stderr)
     if args.json:
-        rows = [{"method": m, "attack": a, "defence": d} | cell for (m, a, d), cell in cells.items()]
-        print(json.dumps({"benchmark": "attacks", **about, "cells": rows}))
+        print(json.dumps({"benchmark": "attacks", **about, "cells": cells}))
     return 0
 
 

@@ -322,9 +322,22 @@ def test_attacks_by_hand(sidebyside: ModuleType) -> None:
     assert noise.mean().item() == pytest.approx(0.0, abs=1.0)
 
 
+def test_a_table_of_attacks_goes_on_after_finished_cells(sidebyside: ModuleType, tmp_path: Path) -> None:
+    attacks = import_script("attacks")
+    file = tmp_path / "cells.jsonl"
+    cells = [{"spec": "a", "attack": "none", "accuracy": 1.0}, {"spec": "a", "attack": "sign", "accuracy": 2.0}]
+    for cell in cells:
+        attacks.Results(file).add(cell)
+    with file.open("a") as open_file:
+        open_file.write('{"spec": "b", "att')  # killed
+    assert list(attacks.Results(file).cells.values()) == cells
+    attacks.Results(file).add(cells[0] | {"spec": "b"})
+    assert list(attacks.Results(file).cells) == [("a", "none"), ("a", "sign"), ("b", "none")]
+
+
 def test_reversed_labels_reach_all_batches(sidebyside: ModuleType) -> None:
     attacks = import_script("attacks")
-    setting = attacks.prepare(attacks.make_spec("fedavg", "mean", {}, True), Path("data"))
+    setting = attacks.prepare(attacks.make_spec("fedavg", "mean", 0, {}, True), Path("data"))
     before = [shard.y_train.clone() for shard in setting.shards]
     attacks.reverse_labels(setting)
     for i, shard in enumerate(setting.shards):
