@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from tests.fuzz.tiny_run import make_run
 from asfedbridge.core.task import Round
 from asfedbridge.runs.callback import Callback, Run
 from asfedbridge.runs.recipes import quickstart
+from asfedbridge.runs.record_files import read_rounds
 from asfedbridge.runs.run import execute
 from asfedbridge.runs.spec import apply_overrides
 
@@ -77,40 +79,54 @@ def soak(out: Path, rounds: int) -> None:
     assert len(list((out / "checkpoint" / "clients").iterdir())) == 4  # of two checkpoints
 
 
-class FlowerGauge:
-    """After every round: megabytes and open files of each of Flower's programs, by number and name of its log."""
+class FlowerGauge(threading.Thread):
+    """Once a second, from the first recorded round to the last: megabytes and open files of each of Flower's programs.
 
-    def __init__(self) -> None:
-        self.lines: list[dict[tuple[int, str], tuple[float, int]]] = []
+    Keys are the number of the process and the name of its log.
+    """
 
-    def __call__(self, line: str) -> None:
-        if not line.startswith("round "):
-            return
+    def __init__(self, out: Path) -> None:
+        super().__init__(daemon=True)
+        self.out = out
+        self.samples: list[dict[tuple[int, str], tuple[float, int]]] = []
+
+    def run(self) -> None:
+        records = self.out / "rounds.jsonl"
+        while not (self.out / "summary.json").exists():  # afterwards programs end
+            if records.exists() and records.stat().st_size:
+                self.samples.append(self.look())
+            time.sleep(1)
+
+    def look(self) -> dict[tuple[int, str], tuple[float, int]]:
         found = {}
         for one in [os.getpid(), *children(os.getpid(), all_below=True)]:
-            with suppress(OSError):  # a turn that has just ended
+            with suppress(OSError):  # a process that has just ended
                 log = Path(os.readlink(f"/proc/{one}/fd/1")).stem if one != os.getpid() else "parent"
                 found[one, log] = resident(one), len(os.listdir(f"/proc/{one}/fd"))
-        self.lines.append(found)
+        return found
 
 
 def soak_flower(out: Path, rounds: int) -> None:
     from asfedbridge.deploy.local_run import execute as over_flower
 
-    gauge, begin = FlowerGauge(), time.monotonic()
+    gauge, begin = FlowerGauge(out), time.monotonic()
+    gauge.start()
     sizes = {"fleet": "2*vgg9@0.125:ann", "train_per_class": 1, "test_per_class": 1, "feature_dim": 8, "epochs": 1}
     often = {"partition": "iid", "rounds": rounds, "evaluate_every": rounds, "threads": 1}
-    over_flower(apply_overrides(quickstart("fedavg"), sizes | often), out, out, gauge)
-    quarter = rounds // 4
-    early, late = gauge.lines[quarter : 2 * quarter], gauge.lines[-quarter:]
-    stayed = sorted(set.intersection(*(set(line) for line in [*early, *late])), key=lambda one: one[1])
+    over_flower(apply_overrides(quickstart("fedavg"), sizes | often), out, out, lambda line: None)
+    gauge.join()
+    assert {record["round"] for record in read_rounds(out)} == set(range(rounds + 1))
+    quarter = len(gauge.samples) // 4
+    early, late = gauge.samples[quarter : 2 * quarter], gauge.samples[-quarter:]
+    stayed = sorted(set.intersection(*(set(sample) for sample in [*early, *late])), key=lambda one: one[1])
     print(
         f"\n{rounds} rounds over Flower, {time.monotonic() - begin:.0f} s; MB and open files, second and last quarter:"
     )
     grown = {}
     for one in stayed:
         (before, files), (after, files_after) = (
-            (median(line[one][0] for line in part), median(line[one][1] for line in part)) for part in (early, late)
+            (median(sample[one][0] for sample in part), median(sample[one][1] for sample in part))
+            for part in (early, late)
         )
         print(f"{one[1]}: {before:.1f} {after:.1f} MB, {files:.0f} {files_after:.0f} files")
         grown[one[1], one[0]] = after - before, files_after - files
