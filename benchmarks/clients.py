@@ -1,11 +1,11 @@
 """Claim: time per round and memory depend on the number of participants, not on the number of clients.
 
-    python benchmarks/clients.py [--quick] [--repeats N] [--threads N] [--json]
+    python benchmarks/clients.py [--sizes N,...] [--quick] [--repeats N] [--threads N] [--json]
 
-Compared: AS-FedBridge rounds with 10, 100 and 1,000 clients of which 10 take part, width 0.25, T = 4, 32 training and
-16 test images each, batch 32, local engine. Every size runs in its own process. Reported per size: seconds per round,
-the peak resident memory of the process (VmHWM, including imports and data), the memory before the engine was built, and
-the bytes of image data.
+Compared: AS-FedBridge rounds with 10, 100 and 1,000 clients (--sizes) of which 10 take part, width 0.25, T = 4, 32
+training and 16 test images each, batch 32, local engine. Every size runs in its own process. Reported per size: seconds
+per round, the peak resident memory of the process (VmHWM, including imports and data), the memory before the engine was
+built, and the bytes of image data.
 
 Participants are 5 ANN and 5 SNN clients, drawn in each round. participation=10/n would draw more SNNs in one size than
 in another, and the times would not be comparable. With 10 clients the participants are always the same, with 1,000
@@ -85,6 +85,16 @@ def federation(count: int, case: Case) -> Work:
     return Work(step, facts=facts)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [int(size) for size in text.split(",")],
+        default=[10, 100, 1000],
+        metavar="N,...",
+        help="numbers of clients, the first one 10 (default: 10,100,1000)",
+    )
+
+
 def cases(args: argparse.Namespace) -> list[Case]:
     if args.quick:
         return [
@@ -92,7 +102,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
             | {"bridge": 0.2, "T": 2}
         ]
     return [
-        {"sizes": [10, 100, 1000], "working": 10, "images": 32, "tested": 16, "pool": 2000, "size": 32, "width": 0.25}
+        {"sizes": args.sizes, "working": 10, "images": 32, "tested": 16, "pool": 2000, "size": 32, "width": 0.25}
         | {"bridge": 1.0, "T": 4}
     ]
 
@@ -113,6 +123,7 @@ BENCHMARK = Benchmark(
     cases=cases,
     contenders=contenders,
     derive=growth,
+    options=add_options,
 )
 
 if __name__ == "__main__":
