@@ -107,6 +107,10 @@ class Client:
 
     def state_dict(self) -> Payload:
         """The whole private state as a flat dictionary of copies on the CPU."""
+        return clone(self.tensors())
+
+    def tensors(self) -> Payload:
+        """The whole private state without copies: it changes when the client trains."""
         state: Payload = {}
         for name, module in self.modules.items():
             state |= {f"module/{name}/{key}": t for key, t in module.state_dict().items()}
@@ -115,7 +119,7 @@ class Client:
             for part, beside in (("second_moment", self.second_moment), ("steps", self.steps)):
                 state |= {f"{part}/{name}/{key}": t for key, t in beside.get(name, {}).items() if key in buffers}
         state |= {f"residual/upload/{key}": t for key, t in self.residual.items()}
-        return clone(state)
+        return state
 
     def load_state_dict(self, state: Payload) -> None:
         self.momentum, self.second_moment, self.steps, self.residual = {}, {}, {}, {}

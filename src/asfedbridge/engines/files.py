@@ -28,6 +28,7 @@ from asfedbridge.data.memory import memory
 GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a link, a FIFO or socket, a folder
 AT_ONCE = 16  # files and folders that are flushed side by side
+PIECE = 65536  # bytes of one write: in larger pieces, ext4 of Linux 6.18 takes two to eight times as long
 KINDS = {stat.S_IFLNK: "symbolic link", stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 
 
@@ -68,7 +69,7 @@ def _write(handle: int, content: bytes, flush: bool = True) -> None:
     try:
         rest = memoryview(content)
         while rest:
-            rest = rest[os.write(handle, rest) :]
+            rest = rest[os.write(handle, rest[:PIECE]) :]
         if flush:
             os.fsync(handle)
     finally:
@@ -225,7 +226,7 @@ def write_tensors(path: Path, tensors: Payload, flush: bool = True) -> str:
     """Write a file of tensors, flushed if it must survive a power cut; return the SHA-256 that `read_tensors`
     checks."""
     # The same bytes as safetensors.torch.save, in half the time.
-    content = safetensors.numpy.save({name: t.numpy() for name, t in tensors.items()})
+    content = safetensors.numpy.save({name: t.contiguous().numpy() for name, t in tensors.items()})
     write_through(path, content, flush)
     return hashlib.sha256(content).hexdigest()
 
