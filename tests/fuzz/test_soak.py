@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 MEGABYTES = 4.0  # that a process may grow between the second quarter of the rounds and the last
 KILOBYTES = 4.0  # more that a program of Flower's may keep of each round: records, and what the SuperLink remembers
 OPEN_FILES = 2  # more: connections come and go
+ENDING = 5  # last samples, when processes of turns may have ended
 
 
 def children(parent: int, all_below: bool = False) -> list[int]:
@@ -117,7 +118,7 @@ def soak_flower(out: Path, rounds: int) -> None:
     gauge.join()
     assert {record["round"] for record in read_rounds(out)} == set(range(rounds + 1))
     quarter = len(gauge.samples) // 4
-    early, late = gauge.samples[quarter : 2 * quarter], gauge.samples[-quarter:]
+    early, late = gauge.samples[quarter : 2 * quarter], gauge.samples[-quarter:-ENDING]
     stayed = sorted(set.intersection(*(set(sample) for sample in [*early, *late])), key=lambda one: one[1])
     print(
         f"\n{rounds} rounds over Flower, {time.monotonic() - begin:.0f} s; MB and open files, second and last quarter:"
@@ -130,7 +131,7 @@ def soak_flower(out: Path, rounds: int) -> None:
         )
         print(f"{one[1]}: {before:.1f} {after:.1f} MB, {files:.0f} {files_after:.0f} files")
         grown[one[1], one[0]] = after - before, files_after - files
-    assert len(stayed) >= 7  # this process, the SuperLink, the server, and two programs for each node
+    assert len(stayed) >= 9  # this process, the SuperLink, the server, and two programs and a process of turns per node
     assert all(files <= OPEN_FILES for _, files in grown.values()), grown
     assert all(memory <= MEGABYTES + rounds * KILOBYTES / 1024 for memory, _ in grown.values()), grown
 
