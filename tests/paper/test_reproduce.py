@@ -17,7 +17,7 @@ from asfedbridge.cli import main
 from asfedbridge.core.errors import BadInput
 from asfedbridge.paper.experiments import find_experiment
 from asfedbridge.paper.grid import Bench, Cell, select
-from asfedbridge.paper.reproduce import choose_width, job_of, plan, play, state_of
+from asfedbridge.paper.reproduce import choose_width, job_of, plan, play, read_courses, state_of
 from asfedbridge.runs.spec import apply_overrides
 
 TINY = {"fleet": "1*resnet18@0.02:ann,1*resnet18@0.02:ann", "train_per_class": 5, "test_per_class": 2, "rounds": 1}
@@ -60,6 +60,21 @@ def test_failing_run_is_named_and_does_not_stop_others(tmp_path: Path) -> None:
     assert "\n" not in failures[jobs[0].folder]
     assert "FAILED" in told[0]
     assert jobs[1].summary() is not None
+
+
+def test_a_finished_run_without_its_diagnosed_rounds_is_refused(tmp_path: Path) -> None:
+    """Instead of a table without rows in the place of the one that was written when the rounds were there."""
+    jobs = plan([tiny("fedavg", diagnose_every=1)], [0], tmp_path)
+    assert play(jobs, tmp_path, 1, lambda line: None) == {}
+    assert [one.round for one in read_courses(jobs)[jobs[0].folder]] == [1]
+    lost = jobs[0].folder / "diagnostics.jsonl"
+    lost.unlink()
+    with pytest.raises(BadInput) as error:
+        read_courses(jobs)
+    assert (
+        str(error.value)
+        == f"{lost.parent}: the diagnosed rounds are missing; delete it, or give another --out, and run again"
+    )
 
 
 def test_a_run_that_dies_is_a_failure(tmp_path: Path) -> None:
