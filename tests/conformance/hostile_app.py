@@ -1,7 +1,7 @@
 """A ClientApp that is honest when it introduces itself and attacks in every turn in another way.
 
 `test_hostile.py` copies this file into the app, so that real nodes run it. A node is hostile if its node config has
-``hostile``, a file to which it adds a line for each turn; ``claims`` is the number of examples that it says it has.
+``hostile``, a file to which it adds a line for each turn.
 """
 
 import os
@@ -102,7 +102,9 @@ REPLIES: dict[str, Callable[[RecordDict], None]] = {
     "malformed parts": malformed_parts,
 }
 ENDS: dict[str, Callable[[], Any]] = {"hang": lambda: time.sleep(10**6), "crash": lambda: os._exit(3)}
-MISCHIEF = [*CHANGES, *REPLIES, *ENDS]
+# A hang, a crash and malformed parts take time, so they are not next to each other.
+MISCHIEF = [*CHANGES, *REPLIES]
+MISCHIEF[4:4], MISCHIEF[10:10] = ["hang"], ["crash"]
 pack = node.pack
 
 
@@ -114,8 +116,8 @@ def choose(diary: Path, plan: list[str]) -> str:
     return what
 
 
-def make_hostile(honest: ClientApp, plans: dict[int, list[str]]) -> ClientApp:
-    """``plans``: the attacks of each client, in this order."""
+def make_hostile(honest: ClientApp, plans: dict[int, list[str]], claims: dict[int, int]) -> ClientApp:
+    """``plans``: the attacks of each client, in this order; ``claims``: how many examples it always says it has."""
 
     class Hostile(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
@@ -123,19 +125,19 @@ def make_hostile(honest: ClientApp, plans: dict[int, list[str]]) -> ClientApp:
                 return honest(message, context)
             if message.metadata.message_type != "train":
                 reply = honest(message, context)
-                if "claims" in context.node_config and "about" in reply.content:
-                    introduction: Any = reply.content["about"]
-                    introduction["train"] = context.node_config["claims"]
+                introduction: Any = reply.content.get("about", {})
+                if introduction.get("client") in claims:
+                    introduction["train"] = claims[introduction["client"]]
                 return reply
             about: Any = message.content["about"]
             what = choose(Path(str(context.node_config["hostile"])), plans[about["client"]])
             print(f"hostile: round {about['round']}: {what}", flush=True)
             if what in ENDS:
                 host.take_turn = lambda *args, **options: ENDS[what]()  # type: ignore[assignment]
-            claims = {"train": context.node_config["claims"]} if "claims" in context.node_config else {}
+            claimed = {"train": claims[about["client"]]} if about["client"] in claims else {}
 
             def changed(up: Any, declared: Any, told: Any, metrics: Any) -> RecordDict:
-                parcel = dict(up), dict(declared), dict(told) | claims, dict(metrics)
+                parcel = dict(up), dict(declared), dict(told) | claimed, dict(metrics)
                 return pack(*(CHANGES[what](*parcel) if what in CHANGES else parcel))
 
             node.pack = changed  # type: ignore[assignment]

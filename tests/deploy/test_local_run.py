@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def start(out: Path, *words: str, place: str | None = None) -> tuple[subprocess.
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "asfedbridge", "run", *TINY, "--engine", "flower", "--out", str(out), *words]
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipe["start_new_session"] = True  # a process group of its own, as in a terminal
     env = {**os.environ, MARK: mark, **({"TMPDIR": place} if place else {})}
     return subprocess.Popen(command, env=env, **pipe), mark
 
@@ -91,6 +93,29 @@ def test_it_is_stopped_in_four_ways_and_goes_on_to_its_end(tmp_path: Path) -> No
     assert gone(mark), alive(mark)
     assert list(Path(short).glob("asfedbridge-*")) == []
     assert not [p for p in Path(out).rglob("*") if p.suffix in (".pt", ".pkl", ".bin")]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.timeout(1200)
+def test_ctrl_c_names_the_command_that_continues_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    options = ["--min-clients", "1", "--round-timeout", "300"]
+    process, mark = start(out, *options)
+    await_line(process, "round 1/3")
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes of the group
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    hint = errors.splitlines()[-1]
+    named = ["asfedbridge", "run", "--resume", "--out", str(out), "--engine", "flower", *options]
+    assert hint == f"interrupted; continue with: {shlex.join(named)}"
+    assert gone(mark), alive(mark)
+    assert not (out / "summary.json").exists()
+    words = shlex.split(hint.partition("continue with: ")[2])
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert "resumed" in done.stderr
+    assert json.loads((out / "summary.json").read_text())["engine"] == "flower"
 
 
 def test_options_of_flower_are_flowers_alone() -> None:

@@ -15,6 +15,7 @@ from asfedbridge.core.errors import Diverged, GuardError, TooFewClients
 from asfedbridge.core.method import Method
 from asfedbridge.core.norms import measure, ratios
 from asfedbridge.core.payload import Payload, Shapes, weighted_mean
+from asfedbridge.core.privacy import Mechanism
 from asfedbridge.core.task import ClientInfo, Round, Task, Upload
 from asfedbridge.engines.failures import MAX_VOID_ROUNDS, Event, Quarantine, Reply, Tolerance
 from asfedbridge.engines.loop import draw, draw_reserve, federate, play_round
@@ -312,6 +313,19 @@ def test_the_guard_can_be_off() -> None:
     assert list(ups) == [0, 1, 2, 3]
     assert told == []
     assert state["w"][0] > 1e29
+
+
+def test_a_private_mean_has_no_guard() -> None:
+    """Clipping bounds every update, and whose updates are averaged must not depend on those of the others."""
+
+    class Private(Running):
+        @property
+        def mechanism(self) -> Mechanism:
+            return Mechanism(noise=1.0, clip_update=1.0, source="seed", delta=1e-5)
+
+    (_, _, ups), told = settle(Private(), {2: 1e30})
+    assert list(ups) == [0, 1, 2, 3]
+    assert told == []
 
 
 @pytest.mark.parametrize("method", [One(), Running()])

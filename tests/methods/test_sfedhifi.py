@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asfedbridge.cli import main
 from asfedbridge.core import payload
 from asfedbridge.core.errors import BadInput
 from asfedbridge.core.payload import Payload
@@ -409,8 +411,19 @@ def test_widths_not_divisible_by_banks_are_refused_in_one_line(lab: Any, width: 
         SFedHIFI().check(lab.task, [lab.info("ann", width=0.25), lab.info("snn", id=1, width=width)])
     message = str(error.value)
     assert f"client 1 (resnet18@{width:g}:snn)" in message
-    assert "use widths that are multiples of 0.125" in message
+    assert message.startswith("method=sfedhifi: in fleet, ")
+    assert "use widths that are multiples of 0.125, or a smaller method.bank_inputs=0.125" in message
     assert "\n" not in message
+
+
+def test_the_command_refuses_such_a_width_before_training(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    fleet = "fleet=1*resnet18@0.0625:ann,1*resnet18@0.0625:snn"
+    assert main(["run", "method=sfedhifi", fleet, "--out", str(out)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "in fleet, client 0 (resnet18@0.0625:ann)" in line
+    assert "use widths that are multiples of 0.125" in line
+    assert not out.exists()
 
 
 def test_other_architectures_are_refused_in_one_line(lab: Any) -> None:

@@ -39,16 +39,24 @@ def command_run(args: argparse.Namespace) -> int:
     try:
         summary = _execute(args, spec, out, args.resume)
     except KeyboardInterrupt:
-        again = ["asfedbridge", "run", "--resume", "--out", str(out)]
-        again += ["--engine", args.engine] if args.engine != "local" else []
-        again += [word for file in args.files for word in ("--import", file)]
-        print_if_possible(f"interrupted; continue with: {shlex.join(again)}")
+        print_if_possible(f"interrupted; continue with: {shlex.join(_resume_words(args, out))}")
         return INTERRUPTED
     stream = sys.stderr if args.json else sys.stdout
     print(f"\n{summary_tables(summary, out)}\n\nrun folder: {printable(str(out))}", file=stream)
     if args.json:
         print(json.dumps(summary.to_json()))
     return DONE
+
+
+def _resume_words(args: argparse.Namespace, out: Path) -> list[str]:
+    """The command that continues an interrupted run, with the options that are not in its folder."""
+    words = ["asfedbridge", "run", "--resume", "--out", str(out)]
+    words += ["--engine", args.engine] if args.engine != "local" else []
+    for name, value in _flower_options(args).items():
+        words += [f"--{name}"] if value is True else [f"--{name}", f"{value:g}"]
+    words += [word for text in args.callbacks for word in ("--callback", text)]
+    words += [word for file in args.files for word in ("--import", file)]
+    return words + (["--data-root", str(args.data_root)] if args.data_root else [])
 
 
 def _run_all(args: argparse.Namespace, runs: Mapping[str, "Spec"]) -> int:

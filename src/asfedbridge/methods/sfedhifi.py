@@ -78,8 +78,9 @@ class SFedHIFI(Weighing):
             for inputs, outputs, _, (_, channels) in block_sizes(client.width, self.bank_inputs, self.bank_outputs):
                 if inputs % channels or outputs % channels:
                     raise BadInput(
-                        f"method=sfedhifi: {client.label} has a block of {inputs} to {outputs} channels, not multiples "
-                        f"of its bank's {channels}; use widths that are multiples of {self.bank_inputs}"
+                        f"method=sfedhifi: in fleet, {client.label} has a block of {inputs} to {outputs} channels, not "
+                        f"multiples of its bank's {channels}; use widths that are multiples of {self.bank_inputs}, or "
+                        f"a smaller method.bank_inputs={self.bank_inputs}"
                     )
 
     def uploads(self, task: Task, client: ClientInfo) -> Shapes:
