@@ -226,7 +226,7 @@ class PoolEngine:
             worker.connection.send_bytes(message)
 
     def _ask(self, worker: Worker, doing: str, header: dict[str, Any], tensors: Payload | None = None) -> None:
-        worker.doing = doing
+        worker.doing, worker.stopped = doing, False  # it has answered since it was last seen stopped
         try:
             worker.connection.send_bytes(pack(header, tensors))
         except ConnectionError:
