@@ -36,7 +36,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 test: $(VENV)/.installed-dev ## install, run unit tests, one conformance pass, a short Flower run; about 5 minutes on 2 cores
 	$(PYTEST)
 
-test-all: $(VENV)/.installed-dev ## install and run all tests; about half an hour on 2 cores
+test-all: $(VENV)/.installed-dev ## install and run all tests; about 20 minutes on 2 cores
 	$(PYTEST) --all
 
 $(VENV)/.installed-bench: $(VENV)/.installed
