@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 
+from asfedbridge.cli.arguments import seeds as seeds_of
 from asfedbridge.core import payload, seeds
 from asfedbridge.core.errors import Diverged
 from asfedbridge.core.payload import GuardError, Payload
@@ -126,7 +127,7 @@ class Besieged:
 
 def make_spec(method: str, defence: str, seed: int, changes: Mapping[str, Any], quick: bool) -> Spec:
     sizes = (
-        {"rounds": 2, "T": 2, "fleet": quickstart(method).fleet.replace("0.25", "0.125"), "train_per_class": 30}
+        {"rounds": 2, "T": 2, "fleet": cpu(method).fleet, "train_per_class": 30}
         if quick
         else {"rounds": 20, "partition": "iid", "test_per_class": 300}
     )
@@ -240,7 +241,7 @@ def main() -> int:
     )
     for name, known in (("methods", METHOD_NAMES), ("attacks", tuple(ATTACKS)), ("defences", DEFENCES)):
         parser.add_argument(f"--{name}", type=chosen(known), default=list(known))
-    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[0])
+    parser.add_argument("--seeds", type=seeds_of, default=[0], metavar="0,1,2", help="one run per seed and cell")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append finished cells, and skip those in it")
     args = parser.parse_args()
     changes = dict(parse_assignment(entry) for entry in args.set)

@@ -268,3 +268,15 @@ class TestTheWayBack:
         for index in (999_999, 1_000_000):
             write(tmp_path / "checkpoint", index)
         assert [checkpoint.number(p) for p in list_folders(tmp_path / "checkpoint")] == [999_999, 1_000_000]
+
+
+def test_a_file_of_tensors_does_not_depend_on_their_memory_format(tmp_path: Path) -> None:
+    """Tensors as networks hold them, larger than one write: the file has the bytes of contiguous copies."""
+    held = torch.rand(64, 64, 5, 5, requires_grad=True).contiguous(memory_format=torch.channels_last)
+    assert held.nbytes > 2 * files.PIECE
+    assert not held.is_contiguous()
+    copy = held.detach().contiguous()
+    assert files.write_tensors(tmp_path / "held", {"w": held}) == files.write_tensors(tmp_path / "copy", {"w": copy})
+    assert (tmp_path / "held").read_bytes() == (tmp_path / "copy").read_bytes()
+    sha256 = files.write_tensors(tmp_path / "held", {"w": held})
+    assert torch.equal(files.read_tensors(tmp_path / "held", sha256)["w"], copy)

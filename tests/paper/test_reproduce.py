@@ -71,10 +71,8 @@ def test_a_finished_run_without_its_diagnosed_rounds_is_refused(tmp_path: Path) 
     lost.unlink()
     with pytest.raises(BadInput) as error:
         read_courses(jobs)
-    assert (
-        str(error.value)
-        == f"{lost.parent}: the diagnosed rounds are missing; delete it, or give another --out, and run again"
-    )
+    expected = f"{lost.parent}: its diagnosed rounds are missing; give another --out, or delete it first"
+    assert str(error.value) == expected
 
 
 def test_a_run_that_dies_is_a_failure(tmp_path: Path) -> None:

@@ -179,8 +179,7 @@ class ClientHost:
             self._made = True
         name = state_name(client, self._changed[client])
         old, _ = self._states.get(client, (name, ""))
-        tensors = {key: t.detach().cpu() for key, t in self._clients[client].tensors().items()}
-        sha256 = files.write_tensors(self.folder / name, tensors, flush=False)
+        sha256 = files.write_tensors(self.folder / name, self._clients[client].tensors(), flush=False)
         self._states[client] = (name, sha256)
         del self._changed[client]
         if old != name and old not in self._saved:

@@ -133,13 +133,6 @@ def _checked(upload: Any, method: Method, whose: str) -> Upload:
     return replace(upload, metrics=metrics)
 
 
-def _seed_torch(client: Client, seed: int) -> None:
-    if client.device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)  # all devices; twenty times slower, because it notes a stack trace for each kind of GPU
-
-
 def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Upload:
     """One client's part in one round; the closing visit ends after ``received``. Payloads are in encoded form."""
     begin = time.perf_counter()
@@ -156,7 +149,7 @@ def take_turn(method: Method, client: Client, down: Payload, rnd: Round) -> Uplo
     if not rnd.closing:
         # Our code never uses torch's global generator; a user's model may (dropout).
         with torch.random.fork_rng(devices=[]):
-            _seed_torch(client, seeds.seed(client.task.seed, "client", client.info.id, "round", rnd.index, "torch"))
+            torch.manual_seed(seeds.seed(client.task.seed, "client", client.info.id, "round", rnd.index, "torch"))
             starting = client.info.kind == "snn" and rnd.index < client.task.twin_rounds
             with as_twin(client) if starting else nullcontext():
                 upload = _checked(method.client_round(client, rnd), method, whose)

@@ -194,7 +194,7 @@ def read_courses(jobs: Sequence[Job]) -> dict[Path, list[RoundAnalysis]]:
     """The diagnosed rounds of all finished runs, by folder; BadInput if a run has lost them."""
     courses = {job.folder: read_course(job.folder) for job in jobs if job.summary() is not None}
     if lost := [folder for folder, course in courses.items() if not course]:
-        raise BadInput(f"{lost[0]}: the diagnosed rounds are missing; delete it, or give another --out, and run again")
+        raise BadInput(f"{lost[0]}: its diagnosed rounds are missing; give another --out, or delete it first")
     return courses
 
 

@@ -140,8 +140,8 @@ def read_last(folder: Path, rounds: int, identity: Mapping[str, str]) -> checkpo
     last = checkpoint.read(found[-1], identity) if found else None
     if last is None or last.next_round != rounds:
         raise BadInput(
-            f"{folder / CHECKPOINT}: the checkpoint after the last round is missing; delete {folder}, or use another "
-            "folder, and run again"
+            f"{folder / CHECKPOINT}: the checkpoint after the last round is missing; run again in another "
+            f"folder, or delete {folder} first"
         )
     return last
 
